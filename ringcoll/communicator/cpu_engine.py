@@ -126,8 +126,9 @@ class CpuEngine(Engine):
 
         ``key`` is None where none can be kept.
         """
-        config, _, later = self._options(name, how)
-        if found is None:
+        later = bool(how.get("async_op"))
+        if found is None:  # else equal options have been checked
+            config, _, later = self._options(name, how)
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
             if key is None:
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))

