@@ -107,18 +107,31 @@ def _share_stand_ins(config: pytest.Config) -> None:
     def drop() -> None:
         os.environ.pop(FOLDER, None)
 
+    if found := _kept(config, "stand-ins"):
+        forget(found)
+        os.environ[FOLDER] = str(found)
+    else:
+        folder = tempfile.TemporaryDirectory(prefix="ringcoll-stand-in-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[FOLDER] = folder.name
+    config.add_cleanup(drop)
+
+
+def _kept(config: pytest.Config, name: str) -> Path | None:
+    """A folder of pytest's cache; None: it has none, or it cannot be written."""
     if cache := getattr(config, "cache", None):
         with contextlib.suppress(OSError):
-            kept = cache.mkdir("stand-ins")
-            forget(kept)
-            if os.access(kept, os.W_OK):
-                os.environ[FOLDER] = str(kept)
-                config.add_cleanup(drop)
-                return
-    folder = tempfile.TemporaryDirectory(prefix="ringcoll-stand-in-")
-    config.add_cleanup(folder.cleanup)
-    os.environ[FOLDER] = folder.name
-    config.add_cleanup(drop)
+            found: Path = cache.mkdir(name)
+            return found if os.access(found, os.W_OK) else None
+    return None
+
+
+@pytest.fixture(scope="session")
+def kept(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Makes folders for what later runs can use again, where they can be kept."""
+    return lambda name: _kept(pytestconfig, name) or tmp_path_factory.mktemp(name)
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,8 @@ class Run:
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.communicate()
+        with self.process:  # closes its pipes, whoever has read them or not
+            pass
 
 
 @dataclass

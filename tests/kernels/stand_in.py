@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -273,8 +274,12 @@ def _version() -> str:
 
 def forget(kept: Path, room: int = 256 << 20) -> None:
     """Remove what earlier runs have built, but for ``room`` bytes of what was used last."""
-    for path in sorted(kept.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
-        room -= path.stat().st_size
+    found = []
+    for path in kept.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run's, which it has renamed
+            found.append((path.stat().st_mtime, path.stat().st_size, path))
+    for _, size, path in sorted(found, reverse=True):
+        room -= size
         if room < 0:
             path.unlink(missing_ok=True)
 
