@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.explaining import call_of, explain_pieces
 from ringcoll.communicator.failures import reason_of
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.inside import inside_failure, members_of, open_inside
-from ringcoll.communicator.nodes_calls import prepare_across
+from ringcoll.communicator.nodes_calls import explain_across, first_piece, prepare_across
 from ringcoll.communicator.rank import SCRATCH_BYTES, RankState
+from ringcoll.communicator.rank_calls import refuse_kernel_options
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
@@ -29,7 +29,6 @@ from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.errors import (
     AbortedError,
-    ArgumentError,
     ClosedError,
     Error,
     MachineError,
@@ -41,7 +40,6 @@ from ringcoll.executors.cuda.loader import DeferredLoader, Loader
 from ringcoll.executors.cuda_nodes.carry import on_one_core
 from ringcoll.executors.cuda_nodes.exchange import Exchanges, RailLimits
 from ringcoll.executors.cuda_nodes.executor import (
-    PIECE_BYTES,
     CommunicatorThread,
     CudaNodesCall,
     CudaNodesExecutor,
@@ -49,7 +47,6 @@ from ringcoll.executors.cuda_nodes.executor import (
 )
 from ringcoll.executors.cuda_nodes.layers import Layers
 from ringcoll.executors.cuda_nodes.phases import Phases
-from ringcoll.executors.cuda_nodes.pieces import cut, part_of
 from ringcoll.executors.cuda_nodes.point_to_point import CudaNodesPairCalls, CudaNodesPairs
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.fabric import Fabric
@@ -58,11 +55,11 @@ from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.symmetric.nodes import NodesMemory
 from ringcoll.transports.scratch import Transport
-from ringcoll.tuner import measured
 from ringcoll.tuner.choice import Choice, limits_of
 from ringcoll.tuner.gpu import in_two_layers
 
 _log = logging.getLogger("ringcoll")
+_OPTIONS = {"protocol": "Simple", "engine": "host"}  # of kernels, that such ranks take
 _SOON, _INTERVAL = 1.0, 1e-3  # seconds until a comparison has failed everywhere, between looks
 
 
@@ -197,7 +194,7 @@ class NodesState(RankState):
     def prepare(self, call: Call, config: Config) -> CudaNodesCall:
         """Cut a checked call into pieces or slices, and prepare them."""
         self.usable()
-        self._refuse_gpu_options(call, config)
+        refuse_kernel_options(call, config, "those of several", _OPTIONS)
         try:
             return prepare_across(self, call, config)
         except BaseException as error:
@@ -212,21 +209,8 @@ class NodesState(RankState):
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What the first piece of a call runs, which lies in pinned host memory."""
-        return self.choice_on_host(self._first_piece(call), config, mapped - ALL_MAPPED)
-
-    def _first_piece(self, call: Call) -> Call:
-        nranks = self.fabric.nranks
-        return part_of(call, nranks, *cut(call, nranks, PIECE_BYTES)[0])
-
-    def _refuse_gpu_options(self, call: Call, config: Config) -> None:
-        """Refuse options of kernels: between nodes the host carries messages."""
-        for option, value in (("protocol", "Simple"), ("engine", "host")):
-            given = getattr(config, option)
-            if given not in (None, value):
-                raise ArgumentError(
-                    f"{call.collective} on rank {self.fabric.rank}: {option}={given!r} is for GPU "
-                    f"ranks of one node; those of several take {value!r}, or leave it out"
-                )
+        piece = first_piece(call, self.fabric.nranks)
+        return self.choice_on_host(piece, config, mapped - ALL_MAPPED)
 
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
@@ -270,15 +254,7 @@ class NodesState(RankState):
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm runs between the ranks' host memory, and how data get there."""
-        nranks = self.fabric.nranks
-        call = call_of(collective, nbytes, nranks)
-        if not self.in_layers(call, self.config):
-            return explain_pieces(call, self._first_piece(call), PIECE_BYTES, self)
-        title = (
-            f"{collective}, {nbytes} bytes, {nranks} GPU ranks on {max(self.fabric.nodes) + 1} "
-            f"nodes: in two layers, from {measured.LAYERS_BYTES.value} bytes on"
-        )
-        return "\n".join([title, *self.layers.explain(call)])
+        return explain_across(self, collective, nbytes)
 
     # -- errors ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Prepare the calls of GPU ranks on several nodes: in two layers, or in pieces by the hosts."""
+"""Prepare and explain the calls of GPU ranks on several nodes: in two layers, or in pieces."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.explaining import call_of, explain_pieces
 from ringcoll.communicator.rank_calls import with_options
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
+from ringcoll.executors.cuda_nodes.executor import PIECE_BYTES, CudaNodesCall
+from ringcoll.executors.cuda_nodes.pieces import cut, part_of
+from ringcoll.tuner import measured
 
 if TYPE_CHECKING:
     from ringcoll.communicator.gpu_nodes import NodesState
@@ -51,3 +54,21 @@ def _staged(state: NodesState, call: Call, config: Config) -> CudaNodesCall:
         lambda piece: state.prepare_on_host(piece, config),
         state.timeout_of(config),
     )
+
+
+def first_piece(call: Call, nranks: int) -> Call:
+    """The first piece of a call whose pieces run as calls of CPU ranks."""
+    return part_of(call, nranks, *cut(call, nranks, PIECE_BYTES)[0])
+
+
+def explain_across(state: NodesState, collective: str, nbytes: int) -> str:
+    """Which algorithm runs between the ranks' host memory, and how data get there."""
+    nranks, nodes = state.fabric.nranks, max(state.fabric.nodes) + 1
+    call = call_of(collective, nbytes, nranks)
+    if not state.in_layers(call, state.config):
+        return explain_pieces(call, first_piece(call, nranks), PIECE_BYTES, state)
+    title = (
+        f"{collective}, {nbytes} bytes, {nranks} GPU ranks on {nodes} nodes: in two layers, from "
+        f"{measured.LAYERS_BYTES.value} bytes on"
+    )
+    return "\n".join([title, *state.layers.explain(call)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,7 @@ class RankCalls(RankErrors):
     def prepare(self, call: Call, config: Config) -> Any:
         """Prepare a checked call for this rank's executor."""
         self.usable()
-        self._refuse_gpu_options(call, config)
+        refuse_kernel_options(call, config, "CPU ranks", _CPU_OPTIONS)
         return self.prepare_on_host(call, config)
 
     def prepare_like(self, before: CpuCall, call: Call, config: Config) -> CpuCall:
@@ -112,17 +112,6 @@ class RankCalls(RankErrors):
     def timeout_of(self, config: Config) -> float:
         """Seconds that a wait of a call may take."""
         return self.fabric.timeout if config.timeout is None else config.timeout
-
-    def _refuse_gpu_options(self, call: Call, config: Config) -> None:
-        """Refuse options of kernels: CPU ranks have one protocol and one engine."""
-        only = {"protocol": "Simple", "engine": "host", "max_sms": None}
-        for option, value in only.items():
-            given = getattr(config, option)
-            if given not in (None, value):
-                raise ArgumentError(
-                    f"{call.collective} on rank {self.fabric.rank}: {option}={given!r} is for GPU "
-                    f"ranks; leave it out on CPU ranks"
-                )
 
     def run(
         self, prepared: Any, _stream: int | None = None, addresses: Given | None = None
@@ -196,6 +185,24 @@ class RankCalls(RankErrors):
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` runs, and why."""
         return explain_cpu(collective, nbytes, self)
+
+
+_CPU_OPTIONS = {"protocol": "Simple", "engine": "host", "max_sms": None}
+"""What CPU ranks take of the options of kernels."""
+
+
+def refuse_kernel_options(
+    call: Call, config: Config, ranks: str, taken: Mapping[str, str | None]
+) -> None:
+    """Refuse options of kernels but those that are ``taken``: the host of ``ranks`` moves data."""
+    for option, value in taken.items():
+        given = getattr(config, option)
+        if given not in (None, value):
+            remedy = "leave it out" if value is None else f"{ranks} take {value!r}, or leave it out"
+            raise ArgumentError(
+                f"{call.collective} on rank {call.rank}: {option}={given!r} is for GPU ranks of "
+                f"one node; {remedy}"
+            )
 
 
 def with_options(call: Call, config: Config) -> Call:

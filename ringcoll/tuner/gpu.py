@@ -14,12 +14,12 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import IN_BAND, PROTOCOLS, Launch
+from ringcoll.tuner import measured
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     DIRECT_BYTES,
     HOP_BYTES,
-    LAYERS_BYTES,
     LL128_BYTES,
     LL_ALONE_BYTES,
     LL_BLOCKS,
@@ -167,4 +167,4 @@ def in_two_layers(call: Call, limits: Limits) -> bool:
     named = limits.algorithm == "hierarchical" and "hierarchical" in ALGORITHMS[call.collective]
     free = (limits.algorithm is None or named) and not (limits.slices or limits.channels)
     proven = limits.verify or limits.orders(call.collective)
-    return call.nbytes >= LAYERS_BYTES.value and free and not proven
+    return call.nbytes >= measured.LAYERS_BYTES.value and free and not proven
