@@ -268,8 +268,8 @@ class Worker:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
-            self._last = work
             self._queue.put((work, call, alive))
+            self._last = work  # last: were the call not queued, drain() would wait for ever
         return work
 
     def is_current(self) -> bool:
