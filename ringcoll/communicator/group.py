@@ -191,6 +191,16 @@ def run_together(items: list[Item]) -> None:
             state.usable()
             state.fabric.check()
         begun = len(items) > 1  # a refused call alone has no effect on other ranks
+        alone = _only_messages(items)
+        if alone is not None:
+            alone.issue(
+                [call for _, call, _ in items if isinstance(call, Call)],
+                timeout,
+                "of a group",
+                (),
+                later=False,
+            )
+            return
         drive(_tasks(items), lambda ready: wait_for(states, ready, timeout))
         joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
         for first in {type(call): call for call in joint}.values():
@@ -205,6 +215,16 @@ def run_together(items: list[Item]) -> None:
         if known is error:
             raise
         raise known from error
+
+
+def _only_messages(items: list[Item]) -> Progress | None:
+    """The messages of the one rank whose sends and receives are all there is, with one timeout."""
+    state = items[0][0]
+    alike = all(
+        isinstance(call, Call) and not call.shown and other is state and timeout == items[0][2]
+        for other, call, timeout in items
+    )
+    return state.progress if alike else None
 
 
 def _timeout(item: Item) -> float:
