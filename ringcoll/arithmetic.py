@@ -38,6 +38,7 @@ _QUIET = contextvars.Context()
 _QUIET.run(np.seterr, all="ignore")
 
 _local = threading.local()
+_BYTES = np.dtype(np.uint8)  # compared in a fifth of the time of the type
 
 
 def compile_reduce(
@@ -134,7 +135,7 @@ def _nothing() -> None:
 
 def _copy(srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure:
     # Bytes are copied by memcpy; the element-wise copy of ml_dtypes' types is not.
-    if srcs[0].dtype != np.uint8:
+    if srcs[0].dtype != _BYTES:
         srcs, dsts = ([array.view(np.uint8) for array in each] for each in (srcs, dsts))
     targets = [k for k, dst in enumerate(dsts) if not np.may_share_memory(srcs[0], dst)]
     if not targets:

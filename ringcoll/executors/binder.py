@@ -80,19 +80,20 @@ class Binder:
         self,
         active: ActiveCall,
         choice: Choice,
+        layout: Layout,
         hellos: Sequence[Hello],
         trace: list[TraceEntry] | None,
     ) -> BoundRows:
         """The lanes of this rank; each executed row is appended to ``trace``, if there is one."""
         call, program = active.prepared.call, choice.program
-        slot = slot_bytes(call, choice.layout)
+        slot = slot_bytes(call, layout)
         self.shared_state.need(program.scratch * program.slots * slot)
-        user = self._user(call, choice, hellos)
+        user = self._user(call, choice, layout, hellos)
         loads = [call.op or OPS["sum"]] * self.nranks
         if call.op is not None and call.op.scalar is not None:
             loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
         binding = Binding(
-            choice.layout, user, self._scratch(active.epoch & 1), slot, loads, self.pacer, trace
+            layout, user, self._scratch(active.epoch & 1), slot, loads, self.pacer, trace
         )
         kept = self._template(choice, call)
         lanes: list[Iterable[Row]] = []
@@ -146,7 +147,7 @@ class Binder:
         )
 
     def _user(
-        self, call: Call, choice: Choice, hellos: Sequence[Hello]
+        self, call: Call, choice: Choice, layout: Layout, hellos: Sequence[Hello]
     ) -> dict[tuple[int, Buffer], Array]:
         """The arrays of the call, and the mapped arrays of peers."""
         user: dict[tuple[int, Buffer], Array] = {}
@@ -162,7 +163,7 @@ class Binder:
                     continue
                 word = hello.send if buffer is Buffer.INPUT else hello.recv
                 ends = [
-                    sum(choice.layout.segment(buffer, rank, number))
+                    sum(layout.segment(buffer, rank, number))
                     for number in range(collective.segments(buffer.name))
                 ]
                 nbytes = max(ends) * call.dtype.itemsize

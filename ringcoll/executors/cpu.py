@@ -225,10 +225,10 @@ class CpuExecutor(CallEntries):
                         alike=callable(limits.algorithm) or call.collective == "all_to_all",
                     )
                     limits = replace(prepared.limits, mapped=mapped, in_place=in_place)
-                choice = self.choices.choose(call, limits)
+                choice, layout = self.choices.find(call, limits)
                 if prepared.chosen is not None:
-                    prepared.chosen(call, choice)
-                bound = self.binder.bind(active, choice, hellos, self.trace)
+                    prepared.chosen(call, choice.on(layout=layout))
+                bound = self.binder.bind(active, choice, layout, hellos, self.trace)
             except (UsageError, PlanError):
                 # All ranks raise the same error, and no data have moved.
                 self.finish(active)

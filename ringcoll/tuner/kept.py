@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
+from ringcoll.launch import Layout
 from ringcoll.tuner import choose
 from ringcoll.tuner.candidates import layout_of
 from ringcoll.tuner.choice import Choice, CpuRanks, Fits, Limits
@@ -25,32 +26,56 @@ class KeptChoices:
 
     def __init__(self, machine: CpuRanks, fits: Fits) -> None:
         self._machine, self._fits = machine, fits
-        self._kept: dict[tuple[object, ...], Choice] = {}
+        self._kept: dict[tuple[object, ...], tuple[Choice, range]] = {}
 
     def choose(self, call: Call, limits: Limits) -> Choice:
         """The choice for a call, or the error."""
+        found, layout = self.find(call, limits)
+        return found if found.layout is layout else found.on(layout=layout)
+
+    def find(self, call: Call, limits: Limits) -> tuple[Choice, Layout]:
+        """The choice but for its layout, which may be of another count, and the layout."""
         if callable(limits.algorithm):  # it may return another plan each time
-            return choose(call, self._machine, limits, self._fits)
-        in_place = call.in_place if limits.in_place is None else limits.in_place
-        key = call.collective, call.root, in_place, power(call.nbytes), limits
+            found = choose(call, self._machine, limits, self._fits)
+            return found, found.layout
+        in_place, dtype = call.in_place if limits.in_place is None else limits.in_place, call.dtype
+        size = power(call.nbytes), dtype.name, dtype.wide
+        key = call.collective, call.root, in_place, *size, limits
         kept = self._kept.get(key)
         if kept is not None:
-            before = kept.layout
-            shape = before.collective, kept.launch.slices, before.shares
-            found = kept.on(layout=layout_of(call, *shape, "host"))
-            if self._holds(found, call, limits):
-                return found
+            found, counts = kept
+            before = found.layout
+            layout = layout_of(call, before.collective, before.slices, before.shares, "host")
+            if call.count in counts and not call.counts:
+                return found, layout
+            if self._holds(found.on(layout=layout), call, limits):
+                return found, layout
         found = choose(call, self._machine, limits, self._fits)
         while len(self._kept) >= KEPT:
             self._kept.pop(next(iter(self._kept)), None)
-        self._kept[key] = found
-        return found
+        self._kept[key] = found, self._counts(found, call, limits)
+        return found, found.layout
 
     def _holds(self, found: Choice, call: Call, limits: Limits) -> bool:
-        """Whether a kept choice, with the layout of this call, is the one for this call."""
+        """Whether the plan and the launch of a choice, laid out for this call, are its own."""
         layout, slices = found.layout, found.launch.slices
         whole = layout if slices == 1 else replace(layout, slices=1)
         if slices_of(call, self._machine, limits, whole) != slices:
             return False
         need, room = self._fits.scratch(call, found)
         return need <= room
+
+    def _counts(self, found: Choice, call: Call, limits: Limits) -> range:
+        """Counts about that of a call for which a choice holds, as it does for both ends.
+
+        With one share slices and SCRATCH do not shrink as the count grows.
+        """
+        layout = found.layout
+        if call.counts or layout.shares != (1,):
+            return range(0)
+        ends = max(1, call.count // 2), 2 * call.count
+        for count in ends:
+            other = found.on(layout=replace(layout, counts=(count,)))
+            if not self._holds(other, call, limits):
+                return range(0)
+        return range(ends[0], ends[1] + 1)
