@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import threading
 import warnings
@@ -115,11 +116,10 @@ def expected(name, contributions, dtype, scalars):
 
 
 @pytest.mark.parametrize(("dtype", "name"), CASES, ids=str)
-@pytest.mark.parametrize("nranks", [1, 2, 3, 5])
-def test_every_dtype_and_operator(dtype, name, nranks):
-    scalars = [3, -2, 1, 7, 2][:nranks]
+def test_every_dtype_and_operator(dtype, name):
     op = operator_of(name)
-    for n in SIZES:
+    for nranks, n in itertools.product([1, 2, 3, 5], SIZES):
+        scalars = [3, -2, 1, 7, 2][:nranks]
         srcs = [values(dtype, n, seed) for seed in range(nranks)]
         kept = [src.copy() for src in srcs]
         dsts = [np.full(n, 1, dtype.numpy) for _ in range(2)]

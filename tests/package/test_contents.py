@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -36,21 +37,41 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_all_names_what_exists(name):
-    if name in OF_TORCH:
-        pytest.importorskip("torch")
-    module = importlib.import_module(name)
-    offered = getattr(module, "__all__", ())
-    assert len(set(offered)) == len(offered)
-    assert [n for n in offered if not hasattr(module, n)] == []
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """The package's files, parsed."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_a_name_with_an_underscore_stays_in_its_module(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+# One test for all files: a test for each takes longer to start than to run.
+def test_all_names_what_exists():
+    assert wrongly_offered(name for name in MODULES if name not in OF_TORCH) == []
+
+
+def test_all_names_what_exists_of_the_backend_of_torch():
+    pytest.importorskip("torch")
+    assert wrongly_offered(OF_TORCH) == []
+
+
+def wrongly_offered(names: Iterable[str]) -> list[str]:
+    """What modules offer twice or do not have, and modules that do not load."""
+    found = []
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            found.append(f"{name}: {error!r}")
+            continue
+        offered = list(getattr(module, "__all__", ()))
+        found += [f"{name}.{n} twice" for n in {*offered} if offered.count(n) > 1]
+        found += [f"{name}.{n}" for n in offered if not hasattr(module, n)]
+    return found
+
+
+def test_a_name_with_an_underscore_stays_in_its_module(trees):
     taken = [
-        f"{node.module}.{alias.name}"
+        f"{relative(path)}: {node.module}.{alias.name}"
+        for path, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ringcoll")
         for alias in node.names
@@ -100,15 +121,19 @@ def test_no_module_loads_an_optional_library():
     assert added_by(code).isdisjoint(OPTIONAL)
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=relative)
-def test_no_file_outgrows_a_reader(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
+def test_no_file_outgrows_a_reader():
+    lengths = {relative(p): len(p.read_text(encoding="utf-8").splitlines()) for p in PROGRAMS}
+    assert {name: length for name, length in lengths.items() if length > 500} == {}
+    assert len(lengths) > 800
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_assert_guards_no_user(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+def test_assert_guards_no_user(trees):
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
     assert found == [], "python -O removes assert: raise an error of ringcoll.errors"
 
 
