@@ -18,17 +18,21 @@ from ringcoll.fabric import Fabric
 class CallEntries:
     """What one rank knows of the others' entries, by their hellos in the shared state."""
 
-    fabric: Fabric
-    shared_state: SharedState
-    rank: int
-    nranks: int
-    in_order: bool
-    node_signals: NodeSignals | None
-    peers: list[int]
-    entered: list[Words]
-    known: int
-    running: ActiveCall | None
-    uncompared: ActiveCall | None
+    def __init__(
+        self,
+        fabric: Fabric,
+        shared_state: SharedState,
+        node_signals: NodeSignals | None,
+        *,
+        in_order: bool,
+    ) -> None:
+        self.fabric, self.shared_state, self.node_signals = fabric, shared_state, node_signals
+        self.rank, self.nranks, self.in_order = fabric.rank, fabric.nranks, in_order
+        self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
+        self.entered: list[Words] = [shared_state.words[rank] for rank in self.peers]
+        self.known = 0  # the newest call that all ranks are known to have entered
+        self.running: ActiveCall | None = None
+        self.uncompared: ActiveCall | None = None
 
     def await_entered(self, epoch: int) -> None:
         """Wait until all ranks have entered ``epoch``."""

@@ -22,7 +22,7 @@ from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, r
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.rows import Pacer, TraceEntry
-from ringcoll.executors.shared_state import RECORDS, Hello, SharedState, Words
+from ringcoll.executors.shared_state import RECORDS, Hello, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
@@ -52,22 +52,17 @@ class CpuExecutor(CallEntries):
         in_order: bool = True,
         machine: Machine | None = None,
     ) -> None:
-        self.in_order = in_order
+        shared_state = SharedState(fabric, scratch)
+        node_signals = open_node_signals(fabric, shared_state)
+        super().__init__(fabric, shared_state, node_signals, in_order=in_order)
+        if node_signals is not None:
+            node_signals.messages.on_mismatch(self.explain_mismatch)
+        self.symmetric = symmetric
         self.machine = CpuRanks(fabric.nranks, fabric.nodes, machine)
-        self.fabric, self.symmetric = fabric, symmetric
-        self.rank, self.nranks = fabric.rank, fabric.nranks
-        self.shared_state = SharedState(fabric, scratch)
-        self.node_signals = open_node_signals(fabric, self.shared_state)
-        if self.node_signals is not None:
-            self.node_signals.messages.on_mismatch(self.explain_mismatch)
-        self.pacer = pacer(self.shared_state) if pacer is not None else None
-        self.binder = Binder(fabric, symmetric, self.shared_state, self.node_signals, self.pacer)
-        self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
-        self.entered: list[Words] = [self.shared_state.words[rank] for rank in self.peers]
-        self.epoch = self.known = 0
-        self.uncompared: ActiveCall | None = None
+        self.pacer = pacer(shared_state) if pacer is not None else None
+        self.binder = Binder(fabric, symmetric, shared_state, node_signals, self.pacer)
+        self.epoch = 0
         self.trace: list[TraceEntry] | None = None
-        self.running: ActiveCall | None = None
         self.choices = KeptChoices(self.machine, HostFits(self.shared_state.half_bytes))
 
     # -- a call, in three parts; a group runs the parts of several ranks together -----------

@@ -8,7 +8,7 @@ import pytest
 
 from ringcoll.cuda.device import Device
 from ringcoll.errors import MachineError
-from ringcoll.executors.cuda import executor
+from ringcoll.executors.cuda import preparing
 from ringcoll.executors.cuda.copy_launch import StreamPool
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.mappings import Mappings
@@ -24,7 +24,7 @@ def refuse(*_words, **_names):
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [(Mappings, "__init__"), (StreamPool, "warm"), (executor, "group_by_device")],
+    [(Mappings, "__init__"), (StreamPool, "warm"), (preparing, "group_by_device")],
     ids=["table", "streams", "group"],
 )
 def test_what_was_made_is_closed(stand_in, together, monkeypatch, kind, step):

@@ -11,28 +11,20 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
 
 from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import EventPool, ReusedEvent
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.executors.cuda.async_errors import AsyncErrors
-from ringcoll.executors.cuda.copy_launch import CopyLaunch, StreamPool
+from ringcoll.executors.cuda.copy_launch import CopyLaunch
 from ringcoll.executors.cuda.cuda_call import CudaCall
-from ringcoll.executors.cuda.device_group import group_by_device
-from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.loader import Loader
-from ringcoll.executors.cuda.loading import KernelLoading, Launching
-from ringcoll.executors.cuda.mappings import Mappings
+from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.preparing import CudaPreparer
 from ringcoll.executors.cuda.reports import ABORT
 from ringcoll.executors.cuda.shared_launch import PendingLaunch
-from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.mismatch import different_calls
-from ringcoll.executors.shared_state import SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
@@ -51,45 +43,14 @@ class CudaExecutor(CudaPreparer):
         memory: PeerMemory,
         transport: Transport = "p2p",
     ) -> None:
-        self.fabric, self.device, self.symmetric, self.loader = fabric, device, symmetric, loader
-        self.memory, self.transport = memory, transport
-        self.rank, self.nranks = fabric.rank, fabric.nranks
-        super().__init__(self.nranks)
         self.running: CudaCall | None = None
         self.in_order = True  # whether control calls and collectives have one order
         self._events = EventPool(device.ordinal)
-        self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
         self._threads = threading.local()  # whether a thread has been bound to a context
         self._merged: dict[tuple[int, ...], tuple[Sequence[CudaCall], Launching]] = {}
-        ordinal, pointers = device.ordinal, memory.pointers
-        with ExitStack() as made:  # after an error here the caller still owns ``memory``
-            self.shared_state = made.enter_context(closing(SharedState(fabric, 0)))
-            self._records = self.shared_state.record_numbers
-            self.report = host_mapped(self.workspace.report_bytes, ordinal=ordinal)
-            made.callback(self.report.free)
-            hellos = Hellos(self.workspace, self.rank, ordinal, pointers[self.rank])
-            made.enter_context(closing(hellos))
-            self.async_errors = AsyncErrors(fabric, self.report, hellos, self.shared_state)
-            self.mappings = made.enter_context(closing(Mappings(self.nranks, ordinal, symmetric)))
-            self.streams = made.enter_context(closing(StreamPool(ordinal)))
-            copies = [pointer + self.workspace.copies for pointer in pointers]
-            self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
-            group = group_by_device(fabric, device, transport, self.workspace, self._launch_all)
-            self.shared_launch, self.machine, self.alone = (
-                group.shared_launch,
-                group.machine,
-                group.alone,
-            )
-            self.stream_order.communicator = self.shared_launch
-            self.kernels = KernelLoading(
-                loader,
-                device,
-                fabric,
-                self.stream_order,
-                alone=len(self.shared_launch.ranks) == 1,
-            )
-            made.pop_all()
+        super().__init__(fabric, device, symmetric, loader, memory, transport, self._launch_all)
+        self._records = self.shared_state.record_numbers
 
     # -- a call --------------------------------------------------------------------------------
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.cuda.device import Device
-from ringcoll.cuda.memory import HostMapped
+from ringcoll.cuda.memory import host_mapped
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
 from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.device_group import group_by_device
+from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_body import KernelFits, body_of
-from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.loading import KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import (
@@ -29,13 +32,13 @@ from ringcoll.executors.cuda.params import (
     given_address,
     pack,
 )
-from ringcoll.executors.cuda.shared_launch import SharedLaunch
 from ringcoll.executors.cuda.signature import (
     OFFSET_BITS,
     copied_buffers,
     peer_addresses,
     signature_text,
 )
+from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.shared_state import RECORDS, SharedState
@@ -43,33 +46,54 @@ from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
-from ringcoll.tuner import GpuRanks, Limits, choose
+from ringcoll.transports.scratch import Transport
+from ringcoll.tuner import Limits, choose
 from ringcoll.views import Extent, extent_of
 
 
 class CudaPreparer:
-    """What calls of one GPU rank are prepared with; the executor makes and closes it all."""
+    """What calls of one GPU rank are prepared and launched with; the executor closes it all.
 
-    fabric: Fabric
-    device: Device
-    rank: int
-    nranks: int
-    symmetric: CudaSymmetricMemory
-    memory: PeerMemory
-    report: HostMapped
-    shared_state: SharedState
-    async_errors: AsyncErrors
-    mappings: Mappings
-    streams: StreamPool
-    shared_launch: SharedLaunch[LaunchRequest]
-    machine: GpuRanks
-    kernels: KernelLoading
+    ``launch`` launches a call for all ranks of the device. Constructing it is collective.
+    """
 
-    def __init__(self, nranks: int) -> None:
-        self.workspace = Workspace(nranks)
+    def __init__(
+        self,
+        fabric: Fabric,
+        device: Device,
+        symmetric: CudaSymmetricMemory,
+        loader: Loader,
+        memory: PeerMemory,
+        transport: Transport,
+        launch: Callable[[Sequence[LaunchRequest], int], None],
+    ) -> None:
+        self.fabric, self.device, self.symmetric, self.loader = fabric, device, symmetric, loader
+        self.memory, self.transport = memory, transport
+        self.rank, self.nranks = fabric.rank, fabric.nranks
+        self.workspace = Workspace(self.nranks)
         self.fits = KernelFits(self.workspace)
         self.recorder: Recorder | None = None
         self.auto_register: AutoRegister | None = None
+        self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
+        ordinal, pointers = device.ordinal, memory.pointers
+        with ExitStack() as made:  # after an error here the caller still owns ``memory``
+            self.shared_state = made.enter_context(closing(SharedState(fabric, 0)))
+            self.report = host_mapped(self.workspace.report_bytes, ordinal=ordinal)
+            made.callback(self.report.free)
+            hellos = Hellos(self.workspace, self.rank, ordinal, pointers[self.rank])
+            made.enter_context(closing(hellos))
+            self.async_errors = AsyncErrors(fabric, self.report, hellos, self.shared_state)
+            self.mappings = made.enter_context(closing(Mappings(self.nranks, ordinal, symmetric)))
+            self.streams = made.enter_context(closing(StreamPool(ordinal)))
+            copies = [pointer + self.workspace.copies for pointer in pointers]
+            self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
+            group = group_by_device(fabric, device, transport, self.workspace, launch)
+            self.shared_launch, self.machine = group.shared_launch, group.machine
+            self.alone = group.alone
+            self.stream_order.communicator = self.shared_launch
+            alone = len(self.shared_launch.ranks) == 1
+            self.kernels = KernelLoading(loader, device, fabric, self.stream_order, alone=alone)
+            made.pop_all()
 
     def prepare(self, call: Call, limits: Limits, timeout: float) -> CudaCall:
         """Choose, compile and load: all work of a call but its launch. No array is read."""
