@@ -31,7 +31,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import Transport, allocate_scratch
-from ringcoll.tuner import Choice, choose
+from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
 from ringcoll.views import Extent
 
@@ -114,16 +114,8 @@ class CudaState(RankState):
         carries a staged and a direct program, and the ranks' hellos select one.
         """
         self.usable()
-        where = f"{call.collective} on rank {self.fabric.rank}"
-        if config.engine not in (None, "sm", "copy"):
-            raise ArgumentError(
-                f"{where}: engine={config.engine!r} is not one of GPU ranks, which have 'sm' and "
-                f"'copy'"
-            )
-        if config.engine == "copy":
-            _check_alone(self.cuda, where)
         call = with_options(call, config)
-        limits = limits_of(call, config, self.config)
+        limits = _limits(call, config, self)
         if hellos_decide and config.engine != "copy":  # copies need all addresses beforehand
             limits = replace(limits, hellos_decide=True)
         prepared = self.cuda.prepare(call, limits, self.timeout_of(config))
@@ -133,9 +125,7 @@ class CudaState(RankState):
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What a call runs whose buffers in ``mapped`` peers reach."""
-        if config.engine == "copy":
-            _check_alone(self.cuda, f"{call.collective} on rank {self.fabric.rank}")
-        limits = replace(limits_of(call, config, self.config), mapped=mapped)
+        limits = replace(_limits(call, config, self), mapped=mapped)
         return choose(with_options(call, config), self.cuda.machine, limits, self.cuda.fits)
 
     def memory_class(
@@ -302,10 +292,14 @@ class CudaState(RankState):
             self.cuda.recorder.close()
 
 
-def _check_alone(executor: CudaExecutor, where: str) -> None:
-    """Refuse copy engines where a process has several GPUs."""
-    if not executor.alone:
+def _limits(call: Call, config: Config, state: CudaState) -> Limits:
+    """The options of a call; refuses an engine that the ranks do not have."""
+    where = f"{call.collective} on rank {call.rank}: engine={config.engine!r}"
+    if config.engine not in (None, "sm", "copy"):
+        raise ArgumentError(f"{where} is not one of GPU ranks, which have 'sm' and 'copy'")
+    if config.engine == "copy" and not state.cuda.alone:
         raise LaunchRefused(
-            f"{where}: engine='copy' needs a process for each GPU: with several in one their "
-            f"copies have been seen to wait for each other; use mpiexec, or leave engine out"
+            f"{where} needs a process for each GPU: with several in one their copies have been "
+            f"seen to wait for each other; use mpiexec, or leave engine out"
         )
+    return limits_of(call, config, state.config)
