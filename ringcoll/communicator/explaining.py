@@ -163,17 +163,11 @@ def reachable(call: Call) -> frozenset[Buffer]:
 
 def _settings(limits: Limits) -> Iterator[str]:
     """The options that are set, a line each."""
-    given = {
-        "algorithm": "a function of yours" if callable(limits.algorithm) else limits.algorithm,
-        "protocol": limits.protocol,
-        "slices": limits.slices,
-        "channels": limits.channels,
-        "max_sms": limits.blocks,
-        "engine": limits.engine,
-    }
-    for name, value in given.items():
+    for name in ("algorithm", "protocol", "slices", "channels", "blocks", "engine"):
+        value = getattr(limits, name)
         if value is not None:
-            yield f"{name}={value!r} is set"
+            shown = "a function of yours" if callable(value) else value
+            yield f"{'max_sms' if name == 'blocks' else name}={shown!r} is set"
 
 
 def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[str]:
