@@ -254,9 +254,10 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close this anywhere
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
-        self._last: Work | None = None  # when it has finished, all have
+        self._last = Latch()  # of the newest call: once it is set, all calls have finished
+        self._last.set()
         self._closed = False
         self._failed: deque[Work] = deque()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -268,8 +269,14 @@ class Worker:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
-            self._queue.put((work, call, alive))
-            self._last = work  # last: were the call not queued, drain() would wait for ever
+            item, self._last = (work, call, alive), work._finished
+            try:
+                # CPython raises an interrupt behind this call, not before it: what drain() waits
+                # for is queued.
+                self._queue.put(item)
+            except MemoryError:
+                self._last.set()
+                raise
         return work
 
     def is_current(self) -> bool:
@@ -278,14 +285,11 @@ class Worker:
 
     def is_busy(self) -> bool:
         """Whether calls are left to run."""
-        last = self._last
-        return last is not None and not last.done()
+        return not self._last.is_set()
 
     def drain(self) -> None:
         """Wait for all calls, and raise once the oldest error that no wait has raised."""
-        last = self._last
-        if last is not None:
-            last._finished.wait()
+        self._last.wait()
         self.raise_unseen()
 
     def raise_unseen(self) -> None:

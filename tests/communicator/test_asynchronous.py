@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -339,4 +340,19 @@ def test_the_oldest_error_that_nobody_has_seen_is_raised_once():
         with pytest.raises(ValueError, match=name):
             worker.drain()
     worker.drain()
+    assert worker.close()
+
+
+def test_a_call_that_could_not_be_queued_is_not_waited_for(monkeypatch):
+    worker = Worker("a test")
+
+    def put(_item):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as lacking:
+        lacking.setattr(worker, "_queue", SimpleNamespace(put=put))
+        with pytest.raises(MemoryError):
+            worker.submit(lambda: None)
+    worker.drain()
+    worker.submit(lambda: None).wait(30)
     assert worker.close()
