@@ -67,11 +67,13 @@ def test_a_rank_that_never_comes(absent: int, launch: Launch) -> None:
 
 @EVERY
 def test_who_was_waited_for(launch: Launch) -> None:
-    # Alone, rank 1 can wait for nothing but what its program says.
     world = World(2)
     plan = build("reduce", "all_pairs", 2)
     case = Case(plan, launch, 100)
-    ready = world.ready(case, world.arrays(case), ranks=(0,), timeout=0.2)
+    ready = world.ready(case, world.arrays(case), ranks=(0,), signature=1234, timeout=0.2)
+    if not launch.mapped:
+        # Rank 1 has entered: rank 0 can wait for nothing but what its program says.
+        world.hellos(0)[1, 1, 0] = (1234, 1, 0, 1)
     assert seconds([ready]) < AT_ONCE
     report = world.report(0)
     assert report is not None
