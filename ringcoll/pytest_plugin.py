@@ -41,16 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each number of ranks of the marker."""
     marker = metafunc.definition.get_closest_marker("ringcoll")
-    if marker is None:
-        return
-    if _COMM not in metafunc.fixturenames:
-        raise pytest.UsageError(f"{metafunc.function.__name__}: @ringcoll needs the argument comm")
+    if marker is None or _COMM not in metafunc.fixturenames:
+        return  # a marked test without comm is refused by its own setup
     options = dict(marker.kwargs)
-    if len(marker.args) > (0 if "nranks" in options else 1):
-        raise pytest.UsageError(
-            f"{metafunc.function.__name__}: @ringcoll takes nranks and options by name, as "
-            f"@pytest.mark.ringcoll(nranks=[2, 4], timeout=5)"
-        )
     nranks = options.pop("nranks", marker.args[0] if marker.args else 2)
     counts = list(nranks) if isinstance(nranks, Sequence) else [nranks]
     device = options.pop("device", "cpu")
@@ -58,11 +51,48 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(_COMM, worlds, ids=[f"{n}ranks" for n in counts], indirect=True)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test whose marker cannot be obeyed: an error of this test alone."""
+    marker = item.get_closest_marker("ringcoll")
+    refusal = None if marker is None else _refusal(item, marker)
+    if refusal is not None:
+        _refuse(item, refusal)
+
+
+def _refusal(item: pytest.Item, marker: pytest.Mark) -> str | None:
+    """Why a marked test cannot run; None where it can."""
+    if _COMM not in getattr(item, "fixturenames", ()):
+        return (
+            "the marker ringcoll needs a test function with the argument comm; a test that cannot "
+            "take it calls ringcoll.spawn, and has no marker"
+        )
+    if len(marker.args) > (0 if "nranks" in marker.kwargs else 1):
+        return (
+            "the marker ringcoll takes nranks and options by name, as "
+            "@pytest.mark.ringcoll(nranks=[2, 4], timeout=5)"
+        )
+    from ringcoll.config import starting
+    from ringcoll.errors import UsageError
+
+    options = {name: value for name, value in marker.kwargs.items() if name != "nranks"}
+    try:
+        starting(None, None, options.pop("device", "cpu"), options)
+    except UsageError as error:
+        return f"the marker ringcoll: {str(error).removeprefix('init: ')}"
+    return None
+
+
+def _refuse(item: pytest.Item, why: str) -> None:
+    """Fail with the file and the line of a test, and without a traceback."""
+    path, line, _ = item.location
+    pytest.fail(f"{path}:{(line or 0) + 1}: {item.name}: {why}", pytrace=False)
+
+
 @pytest.fixture
 def comm(request: pytest.FixtureRequest) -> Any:
     """This rank's communicator, in a test marked ``ringcoll``."""
     if not hasattr(request, "param"):
-        raise pytest.UsageError("the fixture comm belongs to tests marked @pytest.mark.ringcoll")
+        _refuse(request.node, "the fixture comm belongs to tests marked @pytest.mark.ringcoll")
     return request.param
 
 
@@ -97,6 +127,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
+    """Name the test that Ctrl-C has ended, while its ranks waited."""
+    outcome = yield
+    error = outcome.excinfo[1] if outcome.excinfo is not None else None
+    if isinstance(error, KeyboardInterrupt) and _uses_ranks(item):
+        error.args = (": ".join(filter(None, (f"in {item.nodeid}", str(error)))),)
+
+
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, Any, None]:
@@ -120,6 +159,8 @@ def _modules_of(excinfo: pytest.ExceptionInfo[BaseException] | None) -> list[dic
     """The names of the modules of ringcoll in a traceback and those of its causes."""
     found: dict[str, dict[str, Any]] = {}
     error = None if excinfo is None else excinfo.value
+    if not getattr(error, "pytrace", True):
+        return []  # pytest shows no frames at all
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             name = frame.f_globals.get("__name__", "")

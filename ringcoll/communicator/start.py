@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ringcoll.bootstrap.contract import named
 from ringcoll.communicator.devices import loader, ordinals, placed
 from ringcoll.communicator.failures import error_text
 from ringcoll.communicator.machine import agree
@@ -232,11 +233,12 @@ def run_ranks(
     if failures:
         # The error of a rank that was aborted, or lost a peer, is a consequence of another's.
         failures.sort(key=lambda failure: _consequence(failure[1]))
-        rank, error = failures[0]
+        error = failures[0][1]
         for other in returned if isinstance(error, RankLostError) else ():
             name = f"rank {other}"
             error.args = (str(error).replace(f"{name} closed its communicator", f"{name} {left}"),)
-        error.add_note(f"raised on rank {rank} of {nranks}") if hasattr(error, "add_note") else None
+        if hasattr(error, "add_note"):
+            error.add_note(_who_raised(failures, nranks))
         raise error
     return results
 
@@ -274,6 +276,20 @@ def _consequence(error: BaseException) -> int:
     if isinstance(error, AbortedError):
         return 2
     return int(isinstance(error, RankLostError))
+
+
+def _who_raised(failures: Sequence[tuple[int, BaseException]], nranks: int) -> str:
+    """Which rank raised the first of the failures, and which ranks raised what else."""
+    first, error = failures[0]
+    kinds: dict[int, str] = {}
+    for rank, other in failures:
+        kinds.setdefault(rank, type(other).__name__)
+    others: dict[str, list[int]] = {}
+    for rank in sorted(kinds.keys() - {first}):
+        others.setdefault(kinds[rank], []).append(rank)
+    alike = others.pop(type(error).__name__, [])
+    text = f"raised on rank {first} of {nranks}" + (f", and on {named(alike)}" if alike else "")
+    return "; ".join([text, *(f"{kind} on {named(ranks)}" for kind, ranks in others.items())])
 
 
 def _close(comm: Communicator, failures: list[tuple[int, BaseException]]) -> None:

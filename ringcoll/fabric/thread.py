@@ -9,9 +9,11 @@ import math
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ringcoll import finalize
@@ -311,11 +313,24 @@ def start_all(threads: Sequence[threading.Thread], abort: Callable[[int, str], N
             thread.join(None if late == math.inf else max(0.0, late - time.monotonic()))
         running = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
         if running and type(error) is KeyboardInterrupt:
+            places = ", ".join(f"rank {rank} at {_place(threads[rank])}" for rank in running)
             error.args = (
-                f"{named(running)} of {len(threads)} had not returned from the program's own code; "
-                "these threads end with the process",
+                f"{named(running)} of {len(threads)} had not returned from the program's own code: "
+                f"{places}; these threads end with the process",
             )
         raise
+
+
+def _place(thread: threading.Thread) -> str:
+    """File and line of a running thread, the innermost outside of Python's own library."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return "its end"
+    stack = traceback.extract_stack(frame)
+    library = str(Path(threading.__file__).parent)
+    own = [at for at in stack if not at.filename.startswith(library) or "-packages" in at.filename]
+    at = (own or stack)[-1]
+    return f"{Path(at.filename).name}:{at.lineno}, {at.line}"
 
 
 def _collected(world: World, rank: int) -> None:

@@ -157,11 +157,12 @@ def test_marker_takes_every_option_of_spawn(outcomes):
                 comm.all_reduce(x)
         """,
     )
-    assert counts == {"failed": 3, "passed": 1}
+    assert counts == {"failed": 2, "passed": 1, "errors": 1}
     lines.fnmatch_lines_random(
         [
             "*DeadlineError: barrier (call 1) on rank 0: waited 0.5* s for rank 1*tag=mine",
-            "*ArgumentTypeError: init: there is no option 'timout'; did you mean 'timeout'?",
+            "*.py:*: test_misspelled?2ranks?: the marker ringcoll: there is no option 'timout'; "
+            "did you mean 'timeout'?",
             "*RankLostError: *rank 2 left the test without making call 3, all_reduce count=4 *",
         ]
     )
@@ -199,7 +200,7 @@ def test_fixture_runs_a_function_on_ranks(outcomes):
             @pytest.mark.ringcoll(nranks=2)
             def test_forgot(): ...
             """,
-            "*test_forgot: @ringcoll needs the argument comm*",
+            "*.py:3: test_forgot: the marker ringcoll needs a test function with *",
         ),
         (
             """
@@ -223,7 +224,7 @@ def test_fixture_runs_a_function_on_ranks(outcomes):
             @pytest.mark.ringcoll(2, "cuda")
             def test_by_position(comm): ...
             """,
-            "*test_by_position: @ringcoll takes nranks and options by name*",
+            "*test_by_position*: the marker ringcoll takes nranks and options by name*",
         ),
     ],
 )
@@ -232,6 +233,75 @@ def test_misuse_is_told(outcomes, source, said):
     assert counts.get("passed", 0) == 0
     assert counts.get("errors", 0) + counts.get("failed", 0) == 1
     lines.fnmatch_lines([said])
+
+
+def test_a_marked_test_without_comm_leaves_the_others_alone(outcomes):
+    counts, lines = outcomes(
+        """
+        import unittest
+
+        import pytest
+
+        @pytest.mark.ringcoll(nranks=2)
+        def test_forgot(): ...
+
+        @pytest.mark.ringcoll(nranks=2)
+        def test_right(comm):
+            comm.barrier()
+
+        @pytest.mark.ringcoll(nranks=2)
+        class TestOld(unittest.TestCase):
+            def test_method(self): ...
+
+        @pytest.mark.skip
+        @pytest.mark.ringcoll(nranks=2)
+        def test_skipped(): ...
+        """
+    )
+    assert counts == {"passed": 1, "errors": 2, "skipped": 1}
+    assert "pytest_plugin.py" not in lines.str()
+
+
+def test_a_failure_on_every_rank_names_them_all(outcomes):
+    counts, lines = outcomes(
+        """
+        import threading
+
+        import pytest
+
+        meeting = threading.Barrier(3)
+
+        @pytest.mark.ringcoll(nranks=3)
+        def test_all(comm):
+            meeting.wait(30)
+            assert comm.rank == 7
+        """
+    )
+    assert counts == {"failed": 1}
+    if sys.version_info >= (3, 11):
+        lines.fnmatch_lines(["*raised on rank ? of 3, and on ranks ?, ?"])
+
+
+def test_ctrl_c_names_the_test_and_the_line_of_a_rank(pytester):
+    pytester.makepyfile(
+        """
+        import os
+        import signal
+        import time
+
+        import pytest
+
+        @pytest.mark.ringcoll(nranks=3)
+        def test_hang(comm):
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)
+            comm.barrier()
+        """
+    )
+    lines = pytester.runpytest_subprocess(*PLUGIN, "-p", "no:cacheprovider", timeout=60).stdout
+    place = "rank 1 at test_ctrl_c*.py:11, time.sleep(60)"
+    lines.fnmatch_lines([f"*KeyboardInterrupt: in *::test_hang?3ranks?: rank 1 of 3 *{place};*"])
 
 
 def test_marker_is_listed(pytester):
