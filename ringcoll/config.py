@@ -45,6 +45,7 @@ class Config:
             "dtype" rounds at every hop.
         verify: True proves a built-in plan before its first use too; a user's always is.
         tag: a name for the call or the communicator, which log lines and errors of its calls show.
+            No message is matched by it; two ends of a message on CPU ranks may not differ in it.
 
     Raises:
         ArgumentError: a value that the option does not have; the message lists them.

@@ -64,9 +64,10 @@ class Call:
         counts: elements of every rank's segment where they differ, else empty.
         displs: where each of these segments begins in the buffer that holds all.
         custom_signature: what ranks must agree on, where the fields do not say it all.
-        tag: the option, which ranks need not share.
+        tag: the option, which ranks need not share; but see ``matched``.
         shown: what errors say of a message that is part of a larger call, else empty.
         exact: a receive takes as many elements as its buffer holds, else at most as many.
+        matched: the tag is that of a message, whose other end may have none, but not another.
 
     """
 
@@ -88,6 +89,7 @@ class Call:
     tag: str = ""
     shown: str = ""
     exact: bool = True
+    matched: bool = False
 
     def signature(self) -> str:
         """What ranks must agree on: two calls belong together if this is equal."""
@@ -118,6 +120,7 @@ class Call:
             self.tag,
             self.shown,
             self.exact,
+            self.matched,
         )
 
     def tagged(self, text: str) -> str:

@@ -19,6 +19,7 @@ from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
+from ringcoll.errors import ArgumentTypeError
 from ringcoll.options import take_async_op
 
 Check = Callable[..., Call]
@@ -87,6 +88,11 @@ class Engine(ABC):
         self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
     ) -> Work | None:
         """Check and launch ``send``, ``recv`` or ``sendrecv``; None for what it does not take."""
+        if how and not isinstance(how.get("tag"), (str, type(None))):
+            raise ArgumentTypeError(
+                f"{name} on rank {self._rank}: tag={how['tag']!r}: messages have no tags, they are "
+                f"matched in order; leave it out, or pass a word, which errors show as a label"
+            )
         calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
         return self.pairs(name, calls, how, (sendbuf, recvbuf))
 

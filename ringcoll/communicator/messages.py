@@ -1,4 +1,4 @@
-"""Point-to-point messages: matched in order for each pair of ranks, without tags."""
+"""Point-to-point messages: matched in order for each pair of ranks, not by tag."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Messages(Calling):
 
         Raises:
             UsageError: an argument or an option is refused; nothing has moved.
-            MismatchError: the two ends name different counts or dtypes.
+            MismatchError: the two ends name different counts, dtypes or tags.
             DeadlineError: the other rank did not make its call within ``timeout``.
             RankLostError: the other rank died or left.
 
@@ -103,7 +103,7 @@ class Messages(Calling):
 
         Raises:
             UsageError: an argument or an option is refused; nothing has moved.
-            MismatchError: the two ends name different counts or dtypes.
+            MismatchError: the two ends name different counts, dtypes or tags.
             DeadlineError: the other rank did not make its call within ``timeout``.
             RankLostError: the other rank died or left.
 
@@ -223,7 +223,7 @@ class Messages(Calling):
 
         Raises:
             UsageError: an argument or an option is refused; nothing has moved.
-            MismatchError: the two ends name different counts or dtypes.
+            MismatchError: the two ends name different counts, dtypes or tags.
             DeadlineError: the other rank did not make its call within ``timeout``.
             RankLostError: the other rank died or left.
 

@@ -39,7 +39,13 @@ def different_ends(
     """
     own, other = ("send", "recv") if sends else ("recv", "send")
     remedy = "count and dtype must be equal"
-    if "count<=" in mine + theirs:
+    tags = mine.partition(" tag=")[2], theirs.partition(" tag=")[2]
+    if mine.removesuffix(tags[0]) == theirs.removesuffix(tags[1]):
+        remedy = (
+            f"the tags differ, {tags[0]!r} and {tags[1]!r}: messages are matched in order, not by "
+            f"tag; receive in the order in which rank {rank if sends else peer} sends"
+        )
+    elif "count<=" in mine + theirs:
         remedy = "the message must fit into the buffer, and the dtypes be equal"
     return MismatchError(
         f"{_end(own, rank, mine, f', call {epoch} of its pair with rank {peer}')}; "

@@ -5,7 +5,8 @@ hello, flags and SCRATCH, and never touches the collectives' epoch. Call x of a 
 both ranks have entered call x - 1, so a small send returns before the receive is posted, one call
 ahead at most.
 
-The sender's hello says how many elements come. A receive that takes fewer than its buffer holds
+The sender's hello says how many elements come; a pair's hello has the dtype and, above it, the
+digest of the tag where the end's buffer would be. A receive that takes fewer than its buffer holds
 waits for it and enters with the sender's count, so that both ends run the same plan.
 """
 
@@ -104,6 +105,11 @@ class ActivePairCall:
         return self.call.send is not None
 
 
+def _digest(text: str, size: int) -> int:
+    """A hash of ``size`` bytes that is not 0."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest(), "little") or 1
+
+
 class Pairs:
     """One rank's halves of all its pairs in one context; without a pacer links run free."""
 
@@ -152,19 +158,21 @@ class Pairs:
             call.exact,
             call.shown,
             call.custom_signature,
+            call.tag if call.matched else "",
         )
         found = self._prepared.get(key)
         if found is None:
             text = self.text(call)
-            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-            signature = int.from_bytes(digest, "little") or 1
+            shown, label = call.shown or text, 0
+            if call.matched:
+                shown, label = call.tagged(shown), _digest(call.tag, 7) << 8
             number = next(self.shared_state.numbers)
             remote = self._is_remote(call.peer)
             slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
             fits = self.pacer is None and not remote and launch.slices == 1
             found = PreparedPair(
-                Hello(signature, number, call.count, _DTYPE_NUMBERS[dtype]),
-                call.shown or text,
+                Hello(_digest(text, 8), number, call.count, _DTYPE_NUMBERS[dtype] | label),
+                shown,
                 self._at(call.peer, sends=sends),
                 self._at(self.rank, sends=not sends),
                 slot,
@@ -339,7 +347,10 @@ class Pairs:
         if prepared is None or words[prepared.other] < epoch << 32:
             return False
         at = prepared.other + 8 + (epoch & 3) * HELLO_WORDS
-        return words[at] != prepared.hello.signature
+        hello = prepared.hello
+        if words[at] != hello.signature:
+            return True
+        return hello.recv > 0xFF and words[at + 3] > 0xFF and hello.recv != words[at + 3]
 
     def compare(self, active: ActivePairCall) -> None:
         """Compare the peer's hello with this half's, if it has arrived."""
@@ -386,7 +397,7 @@ class Pairs:
     def arrived(self, peer: int) -> tuple[int, DType]:
         """Count and dtype of the next message from ``peer``, whose hello is here."""
         said = self._next_hello(peer)
-        return said.send, DTYPES[said.recv]
+        return said.send, DTYPES[said.recv & 0xFF]
 
     def unreceived(self) -> list[str]:
         """The next message of each rank that has sent one, for log lines."""

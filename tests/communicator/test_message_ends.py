@@ -281,6 +281,94 @@ def test_two_threads_receive_and_send_on_one_communicator():
     assert ringcoll.spawn(work, 2, timeout=20) == [[2.0, 2.0], [1.0, 1.0]]
 
 
+LABELS = [
+    ("one", "two", MismatchError),
+    ("one", "one", None),
+    ("one", None, None),
+    (None, "two", None),
+]
+
+
+@pytest.mark.parametrize("count", [2, LARGE])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(("sent", "received", "kind"), LABELS)
+def test_two_labels_of_one_message_are_a_mismatch_and_nothing_moves(
+    count, exact, sent, received, kind
+):
+    told, outs = {}, np.zeros(count)
+
+    def work(comm):
+        try:
+            for _ in range(6):  # what is kept of a pair's earlier messages says nothing
+                outs[:] = 0
+                if comm.rank == 0:
+                    comm.send(np.ones(count), 1)
+                    comm.send(np.ones(count), 1, tag=sent)
+                else:
+                    comm.recv(outs, 0, tag="any")
+                    outs[:] = 0
+                    comm.recv(outs, 0, exact=exact, tag=received)
+            comm.barrier()
+        except ringcoll.Error as error:
+            told[comm.rank] = error
+            raise
+
+    if kind is None:
+        ringcoll.spawn(work, 2)
+        assert set(outs) == {1.0}
+        return
+    with pytest.raises(kind):
+        ringcoll.spawn(work, 2)
+    assert {type(error) for error in told.values()} == {MismatchError}
+    assert set(outs) == {0.0}
+    for text in map(str, told.values()):
+        assert "tag=one; " in text or "tag=two; " in text
+        assert "the tags differ, " in text
+        assert text.endswith("receive in the order in which rank 0 sends")
+
+
+def test_labels_of_a_group_are_compared():
+    def work(comm):
+        x = np.ones(2)
+        with ringcoll.group():
+            if comm.rank == 0:
+                comm.send(x, 1, tag="a")
+            else:
+                comm.recv(x, 0, tag="b")
+        comm.barrier()
+
+    with pytest.raises(MismatchError, match=r"the tags differ, '[ab]' and '[ab]'"):
+        ringcoll.spawn(work, 2)
+
+
+def test_labels_of_communicators_may_differ():
+    def work(comm):
+        own = comm.split(0, config=ringcoll.Config(tag=f"of rank {comm.rank}"))
+        y = np.zeros(2)
+        own.sendrecv(np.full(2, comm.rank + 1.0), 1 - comm.rank, y, 1 - comm.rank)
+        own.close()
+        return y.tolist()
+
+    assert ringcoll.spawn(work, 2) == [[2.0, 2.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("tag", [7, np.int64(0), -1])
+def test_an_integer_as_tag_is_told_that_messages_have_none(tag):
+    [comm] = ringcoll.init_all(1, device="cpu")
+    x = np.ones(2)
+    calls = {
+        "send": lambda: comm.send(x, 0, tag=tag),
+        "recv": lambda: comm.recv(x, 0, tag=tag),
+        "sendrecv": lambda: comm.sendrecv(x, 0, np.ones(2), 0, tag=tag),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ringcoll.ArgumentTypeError) as refused:
+            call()
+        assert str(refused.value).startswith(f"{name} on rank 0: tag={tag!r}: messages have no ")
+        assert "matched in order; leave it out" in str(refused.value)
+    comm.close()
+
+
 def closing(rounds=1, received=0, error=None):
     """Rank 0 sends to rank 1, and rank 2 to itself; some messages of rank 0 are received."""
 

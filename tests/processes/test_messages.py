@@ -42,3 +42,14 @@ def test_a_message_that_does_not_fit_is_told_to_all(ranks):
             assert "recv on rank 0" in error
             assert "count<=10 dtype=float32" in error
             assert re.search(rf"send on rank 1.*: count={count} dtype=float32", error)
+
+
+def test_labels_that_differ_are_told_to_both_ends(ranks):
+    outcome = ranks("messages", 2, "unlike_labels")
+    assert outcome.statuses == [0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["outs"] == [[0.0, 0.0], [0.0, 0.0]]
+        first = next(error for error in verdict["errors"] if error != "no error")
+        assert first.startswith("MismatchError: ")
+        assert "tag=a; " in first
+        assert "tag=b; the tags differ" in first or "tag=b; send on rank 0" in first

@@ -133,5 +133,18 @@ def too_long() -> dict:
     return {"errors": errors}
 
 
+def unlike_labels() -> dict:
+    """Two messages that are received in the other order, by their labels."""
+    comm = begin()
+    outs = [np.zeros(2) for _ in "ab"]
+    if comm.rank == 0:
+        errors = [error_of(comm.send, np.ones(2), 1, tag=tag) for tag in "ab"]
+    else:
+        errors = [error_of(comm.recv, out, 0, tag="ba"[i]) for i, out in enumerate(outs)]
+    errors.append(error_of(comm.barrier))
+    comm.close()
+    return {"errors": errors, "outs": [out.tolist() for out in outs]}
+
+
 if __name__ == "__main__":
     perform(globals())
