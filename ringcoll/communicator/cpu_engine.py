@@ -126,8 +126,9 @@ class CpuEngine(Engine):
 
         ``key`` is None where none can be kept.
         """
-        later = bool(how.get("async_op"))
-        if found is None:  # else equal options have been checked
+        if found is not None:  # equal options have been checked
+            later = bool(how.get("async_op"))
+        else:
             config, _, later = self._options(name, how)
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
             if key is None:

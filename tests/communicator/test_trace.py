@@ -30,14 +30,14 @@ PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in bu
 def selections(monkeypatch):
     """What each traced call selected, in a list: one entry a rank and call."""
     chosen = []
-    honest = KeptChoices.choose
+    honest = KeptChoices.find
 
-    def choose(*args):
-        found = honest(*args)
-        chosen.append(found)
-        return found
+    def find(*args):
+        found, layout = honest(*args)
+        chosen.append(found.on(layout=layout))
+        return found, layout
 
-    monkeypatch.setattr(KeptChoices, "choose", choose)
+    monkeypatch.setattr(KeptChoices, "find", find)
     return chosen
 
 
