@@ -7,6 +7,7 @@ once, when it is finished. float16, bfloat16 and float8 accumulate in float32.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -299,6 +300,8 @@ _OTHERS = {
     **dict.fromkeys(("minimum", "amin"), "min"),
     **dict.fromkeys(("maximum", "amax"), "max"),
     **{name: f"l{name}" for name in ("and", "or")},
+    **{f"logical_{name}": f"l{name}" for name in ("and", "or")},
+    **{f"bitwise_{name}": f"b{name}" for name in ("and", "or", "xor")},
     "xor": "bxor",
 }
 """What numpy, torch and MPI call these operators."""
@@ -306,6 +309,9 @@ _OTHERS = {
 
 def _hint(spec: object) -> str:
     """The operator that is meant: also by ``ReduceOp.SUM`` of torch and ``MPI.SUM``."""
-    word = str(spec).rpartition(".")[2].lower()
+    word = str(getattr(spec, "__name__", spec)).rpartition(".")[2].lower()  # np.sum, np.add
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and isinstance(spec, mpi.Op):  # its text is an address
+        word = next((op for op in OPS if getattr(mpi, op.upper(), None) == spec), "")
     meant = _OTHERS.get(word) or nearest(word, OPS)
     return "" if meant is None else f"; did you mean {meant!r}?"

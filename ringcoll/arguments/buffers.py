@@ -48,6 +48,16 @@ def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
     return np.ndarray.reshape(array if type(array) is DeviceView else array.view(np.ndarray), -1)
 
 
+def refuse_in_place(obj: object, argument: str, where: str) -> None:
+    """Refuse MPI.IN_PLACE, which mpi4py lets numpy view as bytes: leaving a buffer out says it."""
+    if type(obj).__module__.startswith("mpi4py") and repr(obj).endswith("IN_PLACE"):
+        call = where.partition(" ")[0]
+        way = f"leave {argument} out"
+        if argument == "sendbuf":
+            way = f"write {call}({'None, x' if 'gather' in call else 'x'})"
+        raise ArgumentTypeError(f"{where}: {argument} is MPI.IN_PLACE; {way} to work in place")
+
+
 def in_memory_order(array: Any) -> Any:
     """The array, or its transpose if that is how it lies in memory: elements are not reordered."""
     flags = getattr(array, "flags", None)
@@ -59,6 +69,7 @@ def in_memory_order(array: Any) -> Any:
 def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
     """The numpy view of a foreign array, any shape and strides."""
     kind = type(obj).__name__
+    refuse_in_place(obj, argument, where)
     if isinstance(obj, (np.generic, str, int, float, complex, list, tuple)) or obj is None:
         raise ArgumentTypeError(
             f"{where}: {argument} is {'None' if obj is None else f'a {kind}'}, wanted an array: "

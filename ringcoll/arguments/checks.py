@@ -71,9 +71,10 @@ def checked_rank(name: str, rank: int, nranks: int, argument: str, value: Any) -
             f"to {nranks - 1}"
         ) from None
     if not 0 <= index < nranks:
+        any_rank = argument == "source" and index < 0  # MPI.ANY_SOURCE
         raise ArgumentError(
             f"{name} on rank {rank}: {argument}={index} is no rank of this communicator; pass one "
-            f"from 0 to {nranks - 1}"
+            f"from 0 to {nranks - 1}{', or ringcoll.ANY for any of them' if any_rank else ''}"
         )
     return index
 

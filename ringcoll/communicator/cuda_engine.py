@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ringcoll.arguments.buffers import refuse_in_place
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.call_cache import CACHED_CALLS, evict, prepare_collective
 from ringcoll.communicator.engine import Check, Engine
@@ -301,6 +302,7 @@ class CudaEngine(Engine):
         """A buffer as a flat array for the checks, which do not read its memory."""
         if buffer is None or isinstance(buffer, (str, int, float, complex)):
             return buffer
+        refuse_in_place(buffer, argument, where)
         ordinal = self._state.device.ordinal
         found = device_array(buffer, argument=argument, where=where, ordinal=ordinal)
         view = device_view(found.pointer, found.nbytes, found.dtype.numpy)

@@ -9,7 +9,7 @@ from ringcoll.arguments.calls import ANY, AnySource, check_source
 from ringcoll.communicator.calling import Calling
 from ringcoll.communicator.progress import Envelope
 from ringcoll.communicator.work import Work
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.options import checked_limit
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Messages(Calling):
     @overload
     def send(self, buf: object, dest: int, **how: Unpack[Either]) -> Work | None: ...
 
-    def send(self, buf: object, dest: int, **how: Any) -> Work | None:
+    def send(self, buf: object, dest: int, *more: object, **how: Any) -> Work | None:
         """Send ``buf`` to rank ``dest``, which calls :meth:`recv`; messages keep their order.
 
         Args:
@@ -56,6 +56,8 @@ class Messages(Calling):
             [[1.0, 1.0], [1.0, 1.0]]
 
         """
+        if more:
+            raise self._too_many("send(buf, dest)")
         return self._engine.message("send", buf, dest, None, None, None, how)
 
     @overload
@@ -89,7 +91,12 @@ class Messages(Calling):
     ) -> Work | None: ...
 
     def recv(
-        self, buf: object, source: int | AnySource, *, exact: bool | None = None, **how: Any
+        self,
+        buf: object,
+        source: int | AnySource,
+        *more: object,
+        exact: bool | None = None,
+        **how: Any,
     ) -> Work | None:
         """Receive what rank ``source`` passes to :meth:`send`.
 
@@ -119,6 +126,8 @@ class Messages(Calling):
             [[1.0, 1.0], [1.0, 1.0]]
 
         """
+        if more:
+            raise self._too_many("recv(buf, source)")
         return self._engine.message("recv", None, None, buf, source, exact, how)
 
     def probe(
@@ -207,7 +216,7 @@ class Messages(Calling):
         dest: int,
         recvbuf: object,
         source: int | AnySource,
-        *,
+        *more: object,
         exact: bool | None = None,
         **how: Any,
     ) -> Work | None:
@@ -237,4 +246,14 @@ class Messages(Calling):
             [[2, 2], [0, 0], [1, 1]]
 
         """
+        if more:
+            raise self._too_many("sendrecv(sendbuf, dest, recvbuf, source)")
         return self._engine.message("sendrecv", sendbuf, dest, recvbuf, source, exact, how)
+
+    def _too_many(self, right: str) -> ArgumentTypeError:
+        """The error of positional arguments beyond the buffers and ranks: MPI's tags."""
+        return ArgumentTypeError(
+            f"{right.partition('(')[0]} on rank {self.rank}: an argument too many by position: "
+            f"messages have no tags, they are matched in order; write {right}, and options by "
+            f"keyword"
+        )

@@ -373,6 +373,8 @@ def _hint(name: str, names: Iterable[str]) -> str:
     plain = _plain(name)
     found = known.get(plain) or _NAMES_ELSEWHERE.get(plain)
     later = None if found else known.get(plain.removeprefix("i")) or _NAMES_ELSEWHERE.get(plain[1:])
+    if plain in ("iprobe", "improbe"):
+        return "; did you mean 'probe' with wait=False?"
     if found:
         return f"; did you mean {found!r}?"
     if later and plain.startswith("i"):  # MPI's Iallreduce, torch's isend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,8 @@ def test_a_topology_shows_its_machine(tmp_path):
         ("Get_rank", "'rank'"),
         ("brodcast", "'broadcast'"),
         ("Free", "'close'"),
+        ("Iprobe", "'probe' with wait=False"),
+        ("iprobe", "'probe' with wait=False"),
     ],
 )
 def test_a_method_of_another_library_names_ours(name, meant):
@@ -131,6 +134,11 @@ def test_a_name_like_no_other_is_left_without_a_hint():
         ("xor", "bxor"),
         ("Avg", "avg"),
         ("summ", "sum"),
+        (np.sum, "sum"),
+        (np.multiply, "prod"),
+        (np.logical_or, "lor"),
+        (np.bitwise_and, "band"),
+        (max, "max"),
     ],
 )
 def test_an_operator_of_another_library_names_ours(op, meant):
@@ -141,6 +149,55 @@ def test_an_operator_of_another_library_names_ours(op, meant):
     assert str(caught.value).startswith("all_reduce on rank 0: op=")
     assert str(caught.value).endswith(f"; did you mean {meant!r}?")
     assert isinstance(op_of(meant), ReduceOp)
+
+
+def test_operators_of_mpi4py_name_ours():
+    mpi = pytest.importorskip("mpi4py.MPI")
+    for name in ("SUM", "PROD", "MIN", "MAX", "LAND", "LOR", "BAND", "BOR", "BXOR"):
+        with pytest.raises(ringcoll.ArgumentError, match=f"; did you mean '{name.lower()}'"):
+            op_of(getattr(mpi, name))
+    with pytest.raises(ringcoll.ArgumentError, match=r"premul_sum\(scalar\)$"):
+        op_of(mpi.MAXLOC)
+
+
+def test_in_place_of_mpi4py_says_what_to_write():
+    mpi = pytest.importorskip("mpi4py.MPI")
+    (comm,) = ringcoll.init_all(1, device="cpu")
+    x = np.ones(3)
+    calls: dict[str, Any] = {
+        r"all_reduce.*: sendbuf is MPI.IN_PLACE; write all_reduce\(x\)": comm.all_reduce,
+        r"all_gather.*: sendbuf is MPI.IN_PLACE; write all_gather\(None, x\)": comm.all_gather,
+        r"scatter.*: recvbuf is MPI.IN_PLACE; leave recvbuf out": lambda a, b: comm.scatter(b, a),
+    }
+    for match, call in calls.items():
+        with pytest.raises(ringcoll.ArgumentTypeError, match=match):
+            call(mpi.IN_PLACE, x)
+    comm.close()
+
+
+def test_a_tag_by_position_is_told_that_there_are_none():
+    comm: Any = ringcoll.init_all(1, device="cpu")[0]  # types refuse these calls too
+    x, y = np.ones(3), np.ones(3)
+    calls = {
+        "send(buf, dest)": lambda: comm.send(x, 0, 0),
+        "recv(buf, source)": lambda: comm.recv(x, 0, 7),
+        "sendrecv(sendbuf, dest, recvbuf, source)": lambda: comm.sendrecv(x, 0, 0, y, 0),
+    }
+    for right, call in calls.items():
+        with pytest.raises(ringcoll.ArgumentTypeError, match="messages have no tags") as refused:
+            call()
+        assert f"; write {right}, and options by keyword" in str(refused.value)
+    comm.close()
+
+
+def test_a_negative_source_names_any():
+    (comm,) = ringcoll.init_all(1, device="cpu")
+    for call in (lambda: comm.recv(np.ones(3), -1), lambda: comm.probe(-2)):
+        with pytest.raises(ringcoll.ArgumentError, match=r"or ringcoll\.ANY for any of them$"):
+            call()
+    with pytest.raises(ringcoll.ArgumentError, match=r"pass one from 0 to 0$"):
+        comm.send(np.ones(3), -1)
+    comm.close()
 
 
 def test_a_collective_to_explain_is_hinted():
