@@ -71,9 +71,17 @@ def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
     kind = type(obj).__name__
     refuse_in_place(obj, argument, where)
     if isinstance(obj, (np.generic, str, int, float, complex, list, tuple)) or obj is None:
+        remedy = (
+            "a collective reads and writes memory in place; pass numpy.array(...) or comm.empty"
+        )
+        call = where.partition(" on ")[0]
+        if isinstance(obj, (list, tuple)) and argument == "recvbuf" and call.endswith("_v"):
+            all_to_all = call == "all_to_all_v"
+            order = "sendcounts, recvbuf, recvcounts" if all_to_all else "recvbuf, counts"
+            remedy = f"if these are counts, write {call}(sendbuf, {order})"
         raise ArgumentTypeError(
             f"{where}: {argument} is {'None' if obj is None else f'a {kind}'}, wanted an array: "
-            f"a collective reads and writes memory in place; pass numpy.array(...) or comm.empty"
+            f"{remedy}"
         )
     try:
         of_torch = "torch" in sys.modules and isinstance(obj, sys.modules["torch"].Tensor)

@@ -107,6 +107,7 @@ class Callers:
         self._most = _CROWD + expected
         self._pending: dict[int, _Pending] = {}
         self.lacking: OSError | None = None  # why the last caller could not be taken
+        self.refused = False  # whether a caller left, or was sent away, without the proof
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ)
 
@@ -123,6 +124,7 @@ class Callers:
             pass
         except OSError as error:
             if number in self._pending:
+                self.refused = self.refused or bool(self._pending[number].nonce)
                 self._dismiss(number).close()
             else:  # no descriptor is left: the oldest call gives up its own
                 self.lacking = error

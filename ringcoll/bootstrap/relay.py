@@ -139,6 +139,10 @@ class Relay:
         callers = self._callers
         return None if callers is None else callers.lacking
 
+    def refused(self) -> bool:
+        """Whether a caller had no proof of this relay's key."""
+        return self._callers is not None and self._callers.refused
+
     def _run(self) -> None:
         try:
             while not self._halted:

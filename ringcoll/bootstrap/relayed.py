@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -21,6 +22,7 @@ from ringcoll.errors import (
     DeadlineError,
     Error,
     MachineError,
+    MismatchError,
     OutOfMemory,
     RankLostError,
 )
@@ -31,6 +33,7 @@ _BACKLOG = 128  # connections that wait to be accepted; strangers' too
 _LATE = 2.0  # seconds for ranks that come late to learn that another has ended
 _PARTING = 0.5  # seconds for the relay to take the last frame
 _ANSWER = 2.0  # seconds for the relay to name the missing ranks
+_FOREIGN = 1.0  # seconds for a process with another secret to free the port of an id
 
 Address = tuple[str | None, int] | str
 """Host (None, of a listener: any) and port, or the name of a Unix socket."""
@@ -50,7 +53,8 @@ class RelayedBootstrap:
         self.rank, self.nranks, self._where = rank, nranks, where
         self._relay, self._kept = relay, False
         self.local: Relay | None = None  # one that this process runs for other worlds too
-        self.unlike = "another program listens there"  # the advice where its key is another
+        self.unlike = ""  # for an id: the error where its secret is not that of the listener
+        self.advice = "did every rank call init()?"
         self._link: socket.socket | None = None
         self._received = bytearray()
         self._failure: Failure | None = None  # that has ended this session
@@ -96,8 +100,10 @@ class RelayedBootstrap:
     def _connected(
         self, addresses: Sequence[Address], key: bytes, news: Callable[[], object]
     ) -> socket.socket:
-        pause, error, advice = _FIRST, OSError("no address"), "did every rank call init()?"
+        pause, error, advice = _FIRST, OSError("no address"), self.advice
+        foreign = math.inf  # since when each address has another key
         while True:
+            began, same = time.monotonic(), False
             for address, soon in _turns(addresses, self._deadline):
                 news()
                 try:
@@ -109,7 +115,11 @@ class RelayedBootstrap:
                         raise lack from failed
                     error = failed
                     if isinstance(failed, KeyMismatch):
-                        advice = self.unlike
+                        advice = self.unlike or "another program listens there"
+                    same = same or not isinstance(failed, KeyMismatch)
+            foreign = math.inf if same else min(foreign, began)
+            if self.unlike and time.monotonic() >= foreign + _FOREIGN:
+                raise MismatchError(f"init: rank {self.rank} of {self.nranks}: {self.unlike}")
             if time.monotonic() + pause > self._deadline:
                 raise DeadlineError(
                     f"init: rank {self.rank} of {self.nranks} tried {self.timeout:.3g} s to reach "
@@ -278,9 +288,12 @@ class RelayedBootstrap:
             raise  # of a rank that was late, too
         except (OSError, ValueError, TypeError):
             pass
+        relay, advice = self._relay or self.local, "did every rank call init()?"
+        if relay is not None and relay.refused():
+            advice += " A caller with another secret was refused: has every rank the same id?"
         return DeadlineError(
             f"init: rank {self.rank} of {self.nranks} waited {self.timeout:.3g} s for {absent}: "
-            "did every rank call init()?"
+            f"{advice}"
         )
 
     def _ended(self, error: OSError) -> RankLostError:

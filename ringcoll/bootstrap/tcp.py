@@ -37,6 +37,7 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, MachineErro
 _OPEN = b"ringcoll"  # the key of those that have an address and no secret
 _HOST = r"(?:[^:,\s\[\]]+|\[[^,\s\[\]]+\])"  # an IPv6 address is in brackets
 _ID = re.compile(rf"({_HOST}(?:,{_HOST})*):(\d{{1,5}}):([0-9a-f]{{32}})")
+_UNKEYED = re.compile(rf"{_HOST}(?:,{_HOST})*:\d{{1,5}}:?")
 _SECRET = re.compile(r"[0-9a-fA-F]{12,}")  # of whatever length, where an id is malformed
 _VARIABLES = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")
 _SAME_ID = "pass every rank the one id that ringcoll.unique_id() has returned"
@@ -130,7 +131,11 @@ def id_bootstrap(
     if rank == 0 and given not in _serving and not once:
         _serve_for_maker(given, hosts, port, key)
     bootstrap.local = _serving.get(given)
-    bootstrap.unlike = "the id of the process that listens there has another secret: " + _SAME_ID
+    if not once:
+        bootstrap.unlike = (
+            f"the id of the process that listens at port {port} has another secret: {_SAME_ID}"
+        )
+        bootstrap.advice = "did every rank call init(), with the id of this start, not an old one?"
     return bootstrap.reach([(host, port) for host in hosts], key, news)
 
 
@@ -157,9 +162,15 @@ def _parsed(given: object) -> tuple[str, list[str], int, bytes]:
     found = _ID.fullmatch(given) if isinstance(given, str) else None
     if found is None or not 0 < int(found[2]) < 1 << 16:
         shown = _SECRET.sub("…", repr(given))
+        source, why = os.environ.get(_VARIABLES[0], "").strip(), ""
+        by = ", by RINGCOLL_ID" if source and given == source else ""
+        if isinstance(given, str) and _UNKEYED.fullmatch(given):
+            why = "the secret after the port is missing: "
+        elif isinstance(given, str) and given.count(":") > 2 and "[" not in given:
+            why = "an IPv6 address stands in brackets: "
         raise ArgumentError(
-            f"init: id={shown}: wanted what ringcoll.unique_id() has returned on one rank, with "
-            "IPv6 addresses in brackets"
+            f"init: id={shown}{by}: {why}wanted the whole line that ringcoll.unique_id() has "
+            "returned on one rank, address:port:secret"
         )
     return found[0], list(map(unbracketed, found[1].split(","))), int(found[2]), found[3].encode()
 
@@ -233,7 +244,12 @@ def id_of(
             what = f"init: {name}={word!r} with an id" + (f", by {source}" if source else "")
             if word is None and not given:
                 what = f"init: RINGCOLL_ID is set, but {variable} is missing"
-            raise kind(f"{what}: pass {name}= as an integer, or set {variable}")
+            remedy = f"pass {name}= as an integer"
+            if word is None:
+                remedy += f", or set {variable}"
+            elif source and source != "the launcher":
+                remedy = f"wanted an integer: correct {source}, or pass {name}="
+            raise kind(f"{what}: {remedy}")
         numbers.append(number)
     if not 0 <= numbers[0] < numbers[1]:
         by = f" ({', '.join(sources)})" if sources else ""

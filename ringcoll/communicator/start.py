@@ -77,7 +77,8 @@ def init(
         ArgumentError: an option or its value does not exist, or ``topo_file`` is of no use.
         LauncherError: the launcher and the world that it made do not match.
         MachineError: ranks of one node cannot share memory, or those of several cannot meet.
-        MismatchError: the ranks run different versions or settings, or two claim one rank.
+        MismatchError: the ranks run different versions or settings, two claim one rank, or the
+            secret of ``id`` is another than that of the process that listens there.
         DeadlineError: a rank did not come within ``timeout``.
         RankLostError: a rank ended, or raised, before the communicator was made.
 

@@ -241,3 +241,17 @@ def test_a_pair_of_a_call_that_disagrees_is_named_by_that_call(call, work, sent,
         f"{call} on rank {other}: {yours} dtype=float64; count and dtype must be equal"
         for one, other, mine, yours in ((rank, peer, own, theirs), (peer, rank, theirs, own))
     }
+
+
+@pytest.mark.parametrize("name", ["all_gather_v", "gather_v", "all_to_all_v"])
+def test_counts_in_place_of_recvbuf_show_the_order_of_the_arguments(name):
+    order = "sendcounts, recvbuf, recvcounts" if name == "all_to_all_v" else "recvbuf, counts"
+
+    def work(comm):
+        x = np.ones(2)
+        call = getattr(comm, name)
+        text = rf"{name} on rank 0: recvbuf is a list, .* write {name}\(sendbuf, {order}\)"
+        with pytest.raises(TypeError, match=text):
+            call(x, [1], [2], [2]) if name == "all_to_all_v" else call(x, [2], x)
+
+    ringcoll.spawn(work, 1)

@@ -13,7 +13,13 @@ import ringcoll
 from ringcoll.bootstrap import bootstrap_of, relay, relayed
 from ringcoll.bootstrap.contract import Failure
 from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap, id_of
-from ringcoll.errors import AbortedError, ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ArgumentTypeError,
+    DeadlineError,
+    MachineError,
+)
 from tests.adapters.ports import free_port
 from tests.fabric.test_tcp_bootstrap import every, together
 
@@ -24,6 +30,27 @@ from tests.fabric.test_tcp_bootstrap import every, together
 def test_what_is_no_id_is_refused(given):
     with pytest.raises(ArgumentError, match="unique_id"):
         id_bootstrap(given, 0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("127.0.0.1:33773", "the secret after the port is missing: wanted the whole line"),
+        ("[::1],127.0.0.1:33773:", "the secret after the port is missing: "),
+        ("fd00::7:5000:" + "0" * 32, "an IPv6 address stands in brackets: "),
+        ("host", "wanted the whole line that ringcoll.unique_id"),
+    ],
+)
+def test_an_id_of_the_environment_says_what_is_wrong_with_it(monkeypatch, given, said):
+    monkeypatch.setenv("RINGCOLL_ID", given)
+    with pytest.raises(ArgumentError, match=rf"init: id='.*', by RINGCOLL_ID: {said}"):
+        bootstrap_of(timeout=1, rank=0, nranks=2)
+
+
+def test_an_id_whose_maker_has_ended_asks_for_the_id_of_this_start():
+    old = f"127.0.0.1:{free_port()}:{'0' * 32}"
+    with pytest.raises(DeadlineError, match="with the id of this start, not an old one"):
+        id_bootstrap(old, 1, 2, 0.3)
 
 
 def test_rank_and_nranks_come_with_the_id_or_from_the_environment():
@@ -39,9 +66,11 @@ def test_rank_and_nranks_come_with_the_id_or_from_the_environment():
         id_of(None, 0, 2, {})
     with pytest.raises(ArgumentError, match="RINGCOLL_RANK"):
         id_of("i", None, 2, {})
-    with pytest.raises(ArgumentError, match="rank='x' with an id, by RINGCOLL_RANK: pass"):
+    with pytest.raises(ArgumentError, match="rank='0x' with an id, by RINGCOLL_RANK: wanted an "):
+        id_of("i", None, 2, {"RINGCOLL_RANK": "0x"})
+    with pytest.raises(ArgumentError, match=r"integer: correct RINGCOLL_RANK, or pass rank=$"):
         id_of("i", None, 2, {"RINGCOLL_RANK": "x"})
-    with pytest.raises(ArgumentError, match="nranks='-2' with an id, by WORLD_SIZE: pass"):
+    with pytest.raises(ArgumentError, match="nranks='-2' with an id, by WORLD_SIZE: wanted an"):
         id_of("i", 0, None, {"WORLD_SIZE": "-2"})
     with pytest.raises(ArgumentError, match=r"\(rank by RANK, nranks by WORLD_SIZE\)"):
         id_of("i", None, None, {"RANK": "2", "WORLD_SIZE": "2"})

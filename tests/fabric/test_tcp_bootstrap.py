@@ -438,6 +438,26 @@ def test_an_id_without_its_secret_lets_nobody_in():
     assert found == every(2, b"")
 
 
+def test_another_secret_ends_its_own_rank_soon_and_not_those_that_wait():
+    given = ringcoll.unique_id("127.0.0.1")
+    first = id_bootstrap(given, 0, 2, 20)
+    with pytest.raises(MismatchError, match=r"rank 1 of 2: the id of .* has another secret: pass"):
+        id_bootstrap(given[:-32] + "0" * 32, 1, 2, 60)  # long before its deadline
+    second = id_bootstrap(given, 1, 2, 20)
+    found = together([0, 1], [first, second].__getitem__, lambda b: b.allgather(b"x"))
+    assert found == every(2, b"x")
+
+
+def test_a_rank_that_waits_in_vain_hears_of_another_secret():
+    given = ringcoll.unique_id("127.0.0.1")
+    with pytest.raises(DeadlineError):
+        id_bootstrap(given[:-32] + "0" * 32, 1, 2, 0.3)
+    bootstrap = id_bootstrap(given, 0, 2, 0.5)
+    with pytest.raises(DeadlineError, match=r"for rank 1: .* A caller with another secret was ref"):
+        bootstrap.allgather(b"x")
+    bootstrap.close()
+
+
 def test_an_id_serves_many_worlds_in_a_row_failed_ones_too():
     given = ringcoll.unique_id("127.0.0.1")
     for size in (2, 3, 1):
