@@ -221,7 +221,8 @@ class LongLane:
     binding: Binding
 
     def __iter__(self) -> Iterator[Row]:
-        return lane_rows(self.wiring, self.number, self.binding)
+        # Parts of the user's buffers are noted for lanes that keep their rows.
+        return lane_rows(self.wiring, self.number, replace(self.binding, user_parts=[]))
 
 
 def slot_bytes(call: Call, layout: Layout) -> int:

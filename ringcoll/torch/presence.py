@@ -73,19 +73,27 @@ class Presence:
             process = Process(int(found["pid"]))
         except (ValueError, TypeError, LookupError, RecursionError, OverflowError, Error):
             return None
-        # Its number may be another process's by now.
-        process.dead = process.dead or _started(process.pid) != found["started"]
+        if not process.dead:
+            started = _started(process.pid)
+            if started is None or not found["started"]:
+                return None
+            process.dead = started != found["started"]  # its number is another process's by now
         return process
 
 
 def _here() -> Mapping[str, str]:
     pid = os.getpid()
-    return {**identity(), "pid": str(pid), "started": _started(pid)}
+    return {**identity(), "pid": str(pid), "started": _started(pid) or ""}
 
 
-def _started(pid: int) -> str:
-    """When a process began, in ticks since the start of its host; "" where it has ended."""
+def _started(pid: int) -> str | None:
+    """When a process began, in ticks since the start of its host.
+
+    "" where it has ended; None where that cannot be read, as without a free descriptor.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()[19]
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
+    except OSError:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import threading
+import tracemalloc
 import weakref
 
 import ml_dtypes
@@ -42,6 +43,28 @@ def test_the_same_arrays_again_and_again(count, symmetric):
 
     # Four forms of all_reduce, three roots of broadcast, one reduce.
     assert ringcoll.spawn(work, 3) == [8] * 3
+
+
+def test_calls_of_many_rows_leave_nothing_behind(monkeypatch):
+    """Lanes of more rows than are kept are bound anew by each call."""
+
+    def work(comm):
+        x, held = np.ones(20_000, "float32"), []
+        for _ in range(3):
+            for _ in range(6):
+                comm.all_reduce(x, op="max", algorithm="ring", slices=40)
+            comm.barrier()
+            held.append(sum(trace.size for trace in tracemalloc.take_snapshot().traces))
+            comm.barrier()
+        return held
+
+    monkeypatch.setattr("ringcoll.executors.binder.UNROLLED", 8)
+    tracemalloc.start()
+    try:
+        before, *after = ringcoll.spawn(work, 2)[0]
+    finally:
+        tracemalloc.stop()
+    assert max(after) < before + 50_000  # what was left was more than that
 
 
 @pytest.mark.parametrize("count", [5, 20_000])

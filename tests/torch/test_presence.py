@@ -65,6 +65,20 @@ def test_a_number_that_another_process_has_by_now_is_a_death():
     assert presence.dead([1]) == {1: os.getpid()}
 
 
+def test_a_process_whose_start_cannot_be_read_is_no_death(monkeypatch):
+    def read(*_args, **_how):
+        raise OSError(24, "Too many open files")
+
+    for written in (noted(os.getpid(), started=""), noted(os.getpid())):
+        store = Kept()
+        presence = Presence(store, 0)
+        store.set("process/1", written)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_text", read)
+            assert presence.dead([1]) == {}
+    assert json.loads(noted(os.getpid()))["started"] == _started(os.getpid())
+
+
 def test_what_cannot_be_watched_is_no_death():
     for written in (
         noted(2**22 + 7, boot="another host"),
