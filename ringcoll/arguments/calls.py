@@ -95,6 +95,8 @@ class Call:
         """What ranks must agree on: two calls belong together if this is equal."""
         if self.custom_signature:
             return self.custom_signature
+        if self.collective == "barrier":
+            return "barrier"
         text = f"{self.collective} count={self.count} dtype={self.dtype.name}"
         if self.op is not None:
             text += f" op={self.op.name}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from ringcoll.bootstrap.contract import named
 from ringcoll.errors import MismatchError
 
 SENDERS_WAIT = (
@@ -22,12 +23,51 @@ def different_calls(
     remedy = "make the same call with the same count, dtype, op, root and options on every rank"
     if symmetric:
         remedy += ", and pass symmetric buffers on all or on none"
+    calls = list(calls)
     lines = [
-        f"{where}: the ranks made different calls",
+        f"{where}: the ranks made different calls{_difference(calls)}",
         *(f"  rank {rank}: {text}" for rank, text in calls),
         f"  {remedy}",
     ]
     return MismatchError("\n".join(lines))
+
+
+def _difference(calls: Sequence[tuple[int, str]]) -> str:
+    """In what the calls differ, as the end of a sentence; "" where that is not known.
+
+    Options and choices are named where all else is equal: they may follow from it.
+    """
+    known = {rank: _parsed(text) for rank, text in calls if "=" in text or " " not in text}
+    keys = dict.fromkeys(key for fields in known.values() for key in fields)
+    found: list[str] = []
+    for key in ("call", *_ARGUMENTS, *(key for key in keys if key not in ("call", *_ARGUMENTS))):
+        sides: dict[str, list[int]] = {}
+        for rank, fields in known.items():
+            sides.setdefault(fields.get(key, "none"), []).append(rank)
+        if len(sides) < 2 or (found and key not in _ARGUMENTS):
+            continue
+        values = [f"{value} on {named(ranks)}" for value, ranks in sides.items()]
+        shown = "" if len(values) > 3 or max(map(len, values)) > 60 else f": {' and '.join(values)}"
+        found.append(f"{'the ' if key == 'call' else ''}{key}{shown}")
+        if key == "call":
+            break
+    return f"; they differ in {', and in '.join(found)}" if found else ""
+
+
+_ARGUMENTS = ("count", "counts", "displs", "dtype", "op", "root")
+
+
+def _parsed(text: str) -> dict[str, str]:
+    """A call's text, ``all_reduce count=4 op=sum``, as its name and its fields, without its tag."""
+    name, *words = text.partition(" tag=")[0].replace(" by ", " protocol=", 1).split(" ")
+    fields, key = {"call": name}, "call"
+    for word in words:
+        head, equals, value = word.partition("=")
+        if equals:
+            key, fields[head] = head, value
+        else:
+            fields[key] += f" {word}"
+    return fields
 
 
 def different_ends(

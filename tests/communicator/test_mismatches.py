@@ -7,6 +7,7 @@ import pytest
 
 import ringcoll
 from ringcoll import MismatchError
+from ringcoll.executors.mismatch import different_calls
 
 # What rank 1 does otherwise, by the collective that the others call.
 DIFFERENT = {
@@ -128,6 +129,68 @@ def test_no_rank_returns_with_bytes_of_another_call(name, algorithm, grouped):
         with pytest.raises(MismatchError):
             ringcoll.spawn(work, 3, algorithm=algorithm)
     assert would_receive not in returned
+
+
+SAID = [
+    (*DIFFERENT["count"], "in count: ", "4 on rank", "5 on rank 1"),
+    (*DIFFERENT["dtype"], "in dtype: ", "float64 on rank", "int64 on rank 1"),
+    (*DIFFERENT["collective"], "in the call: ", "all_reduce on rank", "broadcast on rank 1"),
+    (*DIFFERENT["barrier"], "in the call: ", "all_reduce on rank", "barrier on rank 1"),
+    (
+        lambda c, n: c.all_reduce(np.ones(n)),
+        lambda c, n: c.all_reduce(np.ones(n + 1, "f4"), op="max", slices=2),
+        *("in count: ", ", and in dtype: ", ", and in op: ", "float32 on rank 1", "sum on rank"),
+    ),
+    (
+        lambda c, n: c.all_reduce(np.ones(n), tag="a b=1"),
+        lambda c, n: c.all_reduce(np.ones(n), slices=2),
+        *("in slices: ", "none on rank", "2 on rank 1"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", SAID, ids=range(len(SAID)))
+def test_the_difference_comes_first(case):
+    usual, other, *said = case
+    first = []
+
+    def work(comm):
+        comm.barrier()
+        try:
+            (other if comm.rank == 1 else usual)(comm, 4)
+            comm.barrier()
+        except MismatchError as error:
+            first.append(str(error).splitlines()[0])
+            raise
+
+    with pytest.raises(MismatchError):
+        ringcoll.spawn(work, 3)
+    assert first
+    for line in first:
+        assert ": the ranks made different calls; they differ in " in line
+        assert [text for text in said if text not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "said"),
+    [
+        ("all_gather_v dtype=f counts=1,2", "all_gather_v dtype=f counts=2,1", "in counts: 1,2 on"),
+        (f"a counts={'1,' * 99}2", f"a counts={'1,' * 99}3", "in counts\n"),
+        ("a count=1 by LL plan=x", "a count=2 by Simple plan=y", "in count: 1 on rank 0 and 2 on"),
+        (
+            "a count=1 by LL plan=x",
+            "a count=1 by LL plan=y",
+            "in plan: x on rank 0 and y on rank 1",
+        ),
+        ("a count=1", "has not entered it yet", None),
+        ("a count=1", "a call whose record is gone", None),
+    ],
+)
+def test_a_difference_is_read_from_the_texts_of_two_calls(one, two, said):
+    text = str(different_calls("call 3 on rank 0", [(0, one), (1, two)]))
+    assert ("they differ" in text) is (said is not None)
+    assert f"they differ {said}" in text or said is None
+    assert f"\n  rank 0: {one}\n  rank 1: {two}\n" in text
 
 
 def test_in_place_on_some_ranks_only_is_a_mismatch_of_all_to_all():

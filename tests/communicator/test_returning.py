@@ -17,7 +17,7 @@ N = 3
 @pytest.mark.parametrize(
     ("call", "missed"),
     [
-        (lambda comm: comm.barrier(), " without making call 2, barrier count=0 dtype=uint8"),
+        (lambda comm: comm.barrier(), " without making call 2, barrier"),
         (lambda comm: comm.empty(3), " its function"),
         (
             lambda comm: comm.all_reduce(np.ones(3), tag="loss"),
