@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +18,10 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.units import format_bytes
 
+_CROWDED = (
+    "No verdict: ranks waited for cores or share a GPU, as stands above the table, so the times "
+    "say little"
+)
 _NAMES = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
 
 
@@ -70,7 +74,7 @@ class Report:
     begun: Callable[[], object] = lambda: None
     """Called before the first row is kept."""
     crowded: bool = False
-    """Whether ranks share cores, with each other or with other programs."""
+    """Whether ranks share cores, with each other or with other programs, or a GPU."""
     _concluded: bool = False
     _ended: bool = False
 
@@ -157,8 +161,11 @@ class Report:
         mean = statistics.fmean(bandwidths) if bandwidths else 0.0
         self.say(table.footer(self.settings.collective, self.failures, mean))
         if self.settings.peer is not None:
-            for line in verdict(self.rows, self.settings.peer, crowded=self.crowded):
-                self.say(f"# {line}")
+            lines = verdict(self.rows, self.settings.peer)
+        else:
+            lines = fastest(self.rows)
+        for line in [_CROWDED] if self.crowded and lines else lines:
+            self.say(f"# {line}")
 
     def end(self) -> None:
         """Print the footer, write the JSON and draw the picture; once."""
@@ -182,6 +189,7 @@ class Report:
             if self.machine:
                 where = self.machine.get("gpus") or self.machine.get("cpu")
                 title += f", {self.machine['ranks']} ranks, {where}"
+            title += "\nranks share cores or a GPU: the times say little" if self.crowded else ""
             draw_rows([row.as_json() for row in self.rows], plot_file, title=title)
             self.say(f"# wrote {plot_file}")
 
@@ -193,11 +201,49 @@ class Report:
         return f'{{"rows": [{inside}],\n"machine": {machine},\n"versions": {versions}}}'
 
 
-def verdict(rows: Sequence[Row], peer: str, *, crowded: bool = False) -> list[str]:
-    """Who is faster at which sizes, out of place, and by how much at most.
+def fastest(rows: Sequence[Row]) -> list[str]:
+    """Which of several algorithms is the fastest at which sizes, out of place."""
+    times: dict[tuple[Section, int], dict[str, Result]] = {}
+    for row in rows:
+        section, result = row.case.section, row.result
+        if section.algorithm is not None and result.seconds and not result.in_place:
+            key = replace(section, algorithm=None, slices=None), row.case.nbytes
+            slices = f" S={section.slices}" if section.slices is not None else ""
+            times.setdefault(key, {})[section.algorithm + slices] = result
+    lines = []
+    for section in dict.fromkeys(section for section, _ in times):
+        found: list[tuple[int, str | None]] = []
+        for nbytes in sorted(nbytes for other, nbytes in times if other == section):
+            first, *others = sorted(
+                times[section, nbytes].items(), key=lambda one: one[1].seconds or 0.0
+            )
+            if others:
+                clear = all(_ends(first[1])[1] <= _ends(other)[0] for _, other in others)
+                found.append((nbytes, first[0] if clear else None))
+        name = " ".join(filter(None, (section.collective, section.type_name, section.op)))
+        for best, part in groupby(found, key=lambda entry: entry[1]):
+            at = _span([nbytes for nbytes, _ in part])
+            said = "no verdict: the times overlap" if best is None else f"{best} is the fastest"
+            lines.append(f"{name}, {at}: {said}")
+    return lines
+
+
+def _ends(result: Result) -> tuple[float, float]:
+    """The fastest and the slowest block."""
+    seconds = result.seconds or 0.0
+    return result.ends or (seconds, seconds)
+
+
+def _span(sizes: Sequence[int]) -> str:
+    """The first and the last of some sizes."""
+    return " to ".join(dict.fromkeys(format_bytes(nbytes) for nbytes in (sizes[0], sizes[-1])))
+
+
+def verdict(rows: Sequence[Row], peer: str) -> list[str]:
+    """Who is faster at which sizes, out of place, and by how much at least and at most.
 
     A size has a verdict where all blocks of one are faster than all of the other. Where there are
-    several tables each line names its own. ``crowded``: ranks shared cores, which is said.
+    several tables each line names its own.
     """
     tables = list(dict.fromkeys(row.case.section for row in rows))
     lines = []
@@ -208,8 +254,6 @@ def verdict(rows: Sequence[Row], peer: str, *, crowded: bool = False) -> list[st
         name += f" S={section.slices}" if section.slices is not None else ""
         found = _verdict([row for row in rows if row.case.section == section], peer)
         lines += [f"{name}: {line}" if len(tables) > 1 else line for line in found]
-    if crowded and lines:
-        lines.append("Ranks waited for cores: measure again on a quiet machine before you compare")
     return lines
 
 
@@ -232,13 +276,13 @@ def _verdict(rows: Sequence[Row], peer: str) -> list[str]:
     lines = []
     for faster, part in groupby(sorted(found), key=lambda entry: entry[1]):
         sizes = list(part)
-        ends = dict.fromkeys(format_bytes(nbytes) for nbytes in (sizes[0][0], sizes[-1][0]))
-        at = " to ".join(ends)
+        at = _span([nbytes for nbytes, _, _ in sizes])
         if faster is None:
             lines.append(f"no verdict at {at}: the times of the two overlap")
         else:
-            most_times = max(ratio for _, _, ratio in sizes)
-            lines.append(f"{faster} is faster at {at}, by up to {most_times:.2f} times")
+            ratios = sorted(ratio for _, _, ratio in sizes)
+            by = dict.fromkeys(f"{ratio:.2f}" for ratio in (ratios[0], ratios[-1]))
+            lines.append(f"{faster} is faster at {at}, by {' to '.join(by)} times")
     return lines
 
 

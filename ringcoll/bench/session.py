@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
 
+_WARM_SECONDS, _WARM_CALLS = 0.2, 200  # of the first row, the fewer of both
+
+
 def measure(world: World, settings: Settings, report: Report) -> bool:
     """Measure everything that the settings ask for; whether it was right. Collective."""
     begun = False
@@ -118,6 +121,7 @@ def introduce(
             report.crowded = True
             report.say(f"# {remark}")
     if shared:
+        report.crowded = True
         report.say("# Ranks share a GPU: a simulation, whose times say nothing of real links")
     if settings.pace is not None:
         report.say(f"# {describe_pace(settings.pace)}")
@@ -162,6 +166,7 @@ class Session:
         seed = secrets.randbits(48) if settings.seed is None else settings.seed
         self.seeds = itertools.count(agree(control, seed))
         self.free: Buffers | None = None  # of calls that are not paced, where others are
+        self.cold = True  # until the first row of a table is measured
 
     def sweep(self, algorithm: str | None, slices: int | None) -> int:
         """Every table of one choice of algorithm and slices; how many elements were wrong."""
@@ -183,6 +188,7 @@ class Session:
 
     def _table(self, section: Section, buffers: Buffers) -> int:
         libraries, remarks = [self.libraries[0]], []
+        self.cold = True
         case = section.case(self.settings.max_bytes)
         if section.algorithm is not None or section.slices is not None:
             remarks.append(f"Algorithm: {libraries[0].algorithm(case)}")
@@ -300,22 +306,31 @@ class Session:
         iterations = []
         warmup = 1 if self.settings.warmup is None else self.settings.warmup
         for entrant in entrants:
-            entrant.clear()
-            seconds = 0.0
-            self.control.barrier()
             # The first call binds what later ones find bound: it says nothing of their time.
-            for _ in range(warmup + (self.settings.iterations is None)):
-                started = time.perf_counter()
-                entrant.operation.call()
-                self.device.finish()
-                seconds = time.perf_counter() - started
-            slowest = max(row[0] for row in gather_numbers(self.control, [seconds]))
+            slowest = self._warm(entrant, warmup + (self.settings.iterations is None))
+            if self.cold and self.settings.warmup is None and self.settings.iterations is None:
+                # Cores that slept and memory not yet touched would make the first row slower.
+                calls = int(_WARM_SECONDS / max(slowest, 1e-6))
+                slowest = self._warm(entrant, min(_WARM_CALLS, calls)) or slowest
             iterations.append(blocks_of(iterations_for(slowest, self.settings.iterations)))
+        self.cold = False
         for turn in range(max(map(len, iterations), default=0)):
             for entrant, blocks in zip(entrants, iterations, strict=True):
                 if turn < len(blocks):
                     entrant.clear()
                     entrant.watch.block(entrant.operation.call, blocks[turn])
+
+    def _warm(self, entrant: _Entrant, calls: int) -> float:
+        """Make calls; seconds of the last one on the slowest rank. Collective."""
+        entrant.clear()
+        seconds = 0.0
+        self.control.barrier()
+        for _ in range(calls):
+            started = time.perf_counter()
+            entrant.operation.call()
+            self.device.finish()
+            seconds = time.perf_counter() - started
+        return float(max(row[0] for row in gather_numbers(self.control, [seconds])))
 
     def _time_like_omb(self, case: Case, entrants: Sequence[_Entrant]) -> None:
         """One library after the other: OMB knows no turns."""

@@ -131,6 +131,7 @@ def main(args: argparse.Namespace) -> int:
         return scale(args)
     names = args.algorithm or ",".join(ALGORITHMS[args.collective])
     algorithms = find_all(args.collective, names)
+    wide = max(20, *(len(name_of(algorithm)) + 1 for algorithm in algorithms))
     quiet = args.json == "-"
     points: list[_Point] = []
     if not quiet:
@@ -139,14 +140,14 @@ def main(args: argparse.Namespace) -> int:
         if figures is not None:
             print(f"measured {figures.date}, {figures.source}")
         print(f"{links.topology}: {KINDS[links.topology]} (--links takes {', '.join(_KINDS)})")
-        print(*unknown_costs(args, links), bold(_HEAD), sep="\n")
+        print(*unknown_costs(args, links), bold(_head(wide)), sep="\n")
     with progress("predicting") as shown:
         for case in _cases(args, algorithms, shown):
             few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES
             some = list(_points(case, args.slices or few, shown))
             points += some
             if not quiet:
-                shown.print(*map(_row, some))
+                shown.print(*(_row(point, wide) for point in some))
     if not points:
         raise ArgumentError(f"{args.collective}: there is nothing that these options predict")
     if not quiet:
@@ -225,12 +226,6 @@ _FEW_STEPS = 500
 _MOST_NODES = 500_000
 """Steps, of all slices, beyond which no S is tried."""
 
-_HEAD = (
-    f"{'algorithm':<20}{'ranks':>6}{'bytes':>10}{'slices':>7}{'time':>12}"
-    f"{'algbw':>9}{'busbw':>9}{'speed-up':>9}{'times':>10}  most costs,\n"
-    f"{'':<55}{'(GB/s)':>9}{'(GB/s)':>9}{'of S = 1':>9}{'its limit':>10}  beside bytes"
-)
-
 _LEGEND = (
     "limit: the bytes of the busiest link at full rate; ramp: filling and draining the pipeline;\n"
     "overhead: alpha of every message; latency: L of every hop"
@@ -239,12 +234,22 @@ _LEGEND = (
 _KINDS = tuple(kind for kind in KINDS if kind != "machine")
 
 
-def _row(point: _Point) -> str:
+def _head(wide: int) -> str:
+    """The head of a table whose column of algorithms is so wide."""
+    return (
+        f"{'algorithm':<{wide}}{'ranks':>6}{'bytes':>10}{'slices':>7}{'time':>12}"
+        f"{'algbw':>9}{'busbw':>9}{'speed-up':>9}{'times':>10}  most costs,\n"
+        f"{'':<{wide + 35}}{'(GB/s)':>9}{'(GB/s)':>9}{'of S = 1':>9}{'its limit':>10}"
+        "  beside bytes"
+    )
+
+
+def _row(point: _Point, wide: int) -> str:
     case, seconds = point.case, point.answer.seconds
     algbw = case.nbytes / seconds / 1e9 if seconds else math.nan
     once = case.clock.predict(case.nbytes).seconds
     text = (
-        f"{case.algorithm:<20}{case.nranks:>6}{format_bytes(case.nbytes):>10}{point.slices:>7}"
+        f"{case.algorithm:<{wide}}{case.nranks:>6}{format_bytes(case.nbytes):>10}{point.slices:>7}"
         f"{format_seconds(seconds):>12}"
     )
     if not seconds:

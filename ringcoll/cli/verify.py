@@ -95,17 +95,18 @@ def main(args: argparse.Namespace) -> int:
     cases.sort(key=lambda case: order.index((case.collective, case.algorithm)))
     quiet = args.json == "-"
     if not quiet:
-        print(bold(_row("collective", "algorithm", "ranks", *_COLUMNS)), flush=True)
+        wide = max(20, *(len(name_of(case.algorithm)) + 1 for case in cases))
+        print(bold(_row(wide, "collective", "algorithm", "ranks", *_COLUMNS)), flush=True)
     total = Outcome()
     with progress("proving", len(cases)) as shown, _pool(args.jobs, len(cases)) as run:
         for case, outcome in zip(cases, run(cases), strict=True):
             total = total.join(outcome)
             name = name_of(case.algorithm)
             if not quiet and outcome.plans:
-                shown.print(_report(case.collective, name, case.nranks, outcome))
+                shown.print(_report(wide, case.collective, name, case.nranks, outcome))
             shown.step(f"{case.collective} by {name}, {case.nranks} ranks")
     if not quiet:
-        print(bold(_report("total", "", "", total)))
+        print(bold(_report(wide, "total", "", "", total)))
         for failure in total.failures:
             print("FAILED " + ", ".join(f"{key} {value}" for key, value in failure.items()))
     write_json(args.json, total.as_json())
@@ -168,9 +169,10 @@ def _cores() -> int:
 _COLUMNS = ("plans", "steps", "mutants", "rejected", "equivalent", "failures")
 
 
-def _report(collective: str, algorithm: str, nranks: int | str, outcome: Outcome) -> str:
+def _report(wide: int, collective: str, algorithm: str, nranks: int | str, outcome: Outcome) -> str:
     made, rejected, equivalent = outcome.mutants()
     return _row(
+        wide,
         collective,
         algorithm,
         nranks,
@@ -183,5 +185,5 @@ def _report(collective: str, algorithm: str, nranks: int | str, outcome: Outcome
     )
 
 
-def _row(collective: str, algorithm: str, nranks: int | str, *numbers: int | str) -> str:
-    return f"{collective:<15}{algorithm:<20}{nranks:>5}" + "".join(f"{n:>11}" for n in numbers)
+def _row(wide: int, collective: str, algorithm: str, nranks: int | str, *numbers: int | str) -> str:
+    return f"{collective:<15}{algorithm:<{wide}}{nranks:>5}" + "".join(f"{n:>11}" for n in numbers)

@@ -130,25 +130,51 @@ def beside(made, sections):
 def test_the_footer_names_who_is_faster_at_which_sizes():
     made = report(peer="mpi")
     assert beside(made, [SUM]) == [
-        "# MPI is faster at 16 B, by up to 2.00 times",
-        "# ringcoll is faster at 1 KiB, by up to 2.25 times",
+        "# MPI is faster at 16 B, by 2.00 times",
+        "# ringcoll is faster at 1 KiB, by 2.25 times",
     ]
     lines = made.stdout.getvalue().splitlines()
     assert "# no verdict at 64 B: the times of the two overlap" in lines
-    assert lines[-1] == "# ringcoll is faster at 1 KiB, by up to 2.25 times"
+    assert lines[-1] == "# ringcoll is faster at 1 KiB, by 2.25 times"
 
 
 def test_verdicts_of_several_tables_name_theirs():
     most = replace(SUM, op="max", algorithm="ring", slices=4)
     made = report(peer="mpi")
-    made.crowded = True
     lines = beside(made, [SUM, most, Section("broadcast", 4, dtype_of("int8"), root=1)])
     assert [line.partition(": ")[0] for line in lines[::2]] == [
         "# all_reduce half sum",
         "# all_reduce half max ring S=4",
         "# broadcast int8 root 1",
     ]
-    assert made.stdout.getvalue().count("# Ranks waited for cores") == 1
+
+
+def test_no_winner_and_no_factor_where_ranks_waited_for_cores():
+    made = report(peer="mpi")
+    made.crowded = True
+    assert beside(made, [SUM, replace(SUM, op="max")]) == []
+    after = made.stdout.getvalue().partition("# Collective test concluded")[2]
+    (last,) = [line for line in after.splitlines() if "erdict" in line]
+    assert last.startswith("# No verdict: ranks waited for cores")
+    assert "times the" not in after
+    assert "x ringcoll" not in after
+
+
+def test_the_footer_names_the_fastest_of_several_algorithms():
+    made = report()
+    times = {"ring": (4.0, 2.0, 3.0), "mine.py:both_ways": (5.0, 2.1, 1.0)}
+    for algorithm, seconds in times.items():
+        section = replace(SUM, algorithm=algorithm)
+        made.begin_section(section)
+        for nbytes, middle in zip((16, 64, 1024), seconds, strict=True):
+            result = Result(False, middle, 0, ends=(middle * 0.9, middle * 1.1))
+            made.add(section.case(nbytes), "ringcoll", algorithm, [result])
+    made.end()
+    assert made.stdout.getvalue().splitlines()[-3:] == [
+        "# all_reduce half sum, 16 B: ring is the fastest",
+        "# all_reduce half sum, 64 B: no verdict: the times overlap",
+        "# all_reduce half sum, 1 KiB: mine.py:both_ways is the fastest",
+    ]
 
 
 @pytest.mark.parametrize("settings", [{}, {"peer": "mpi", "layout": "osu"}])

@@ -66,8 +66,8 @@ def test_verdict_names_who_is_faster_where():
         for in_place in (False, True)
     ]
     assert verdict(rows, "mpi") == [
-        "MPI is faster at 16 B to 1 KiB, by up to 2.00 times",
-        "ringcoll is faster at 64 KiB, by up to 2.50 times",
+        "MPI is faster at 16 B to 1 KiB, by 1.33 to 2.00 times",
+        "ringcoll is faster at 64 KiB, by 2.50 times",
     ]
 
 
@@ -86,11 +86,8 @@ def test_no_verdict_where_the_spread_makes_it_noise():
     ]
     assert verdict(rows, "mpi") == [
         "no verdict at 16 B to 1 KiB: the times of the two overlap",
-        "ringcoll is faster at 64 KiB, by up to 2.50 times",
+        "ringcoll is faster at 64 KiB, by 2.50 times",
     ]
-    *same, last = verdict(rows, "mpi", crowded=True)
-    assert same == verdict(rows, "mpi")
-    assert last.startswith("Ranks waited for cores")
 
 
 @pytest.mark.parametrize(
