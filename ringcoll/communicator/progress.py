@@ -272,8 +272,8 @@ class Progress(MessageThread):
             return None
         who = "any rank" if source < 0 else f"rank {source}"
         raise DeadlineError(
-            f"probe of {who} on rank {self.fabric.rank}: waited {seconds:g} s; no message came "
-            f"that no earlier recv takes"
+            f"probe of {who} on rank {self.fabric.rank}: waited {seconds:g} s; no message came, "
+            f"or those that came belong to receives posted before; does {who} send?"
         )
 
     def is_busy(self) -> bool:
@@ -423,7 +423,8 @@ class Progress(MessageThread):
         call = half.call
         return (
             f"recv from any rank on rank {self.fabric.rank} ({call.tagged(self.pairs.text(call))}):"
-            f" waited {half.timeout:g} s; no rank has sent a message that no earlier recv takes"
+            f" waited {half.timeout:g} s; no rank has sent a message, or those that came belong to "
+            f"receives posted before; look at the ranks that should send"
         )
 
     def _move(self, stop: Callable[[], bool]) -> None:

@@ -134,5 +134,18 @@ class CallEntries:
         what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
         mine = call.tagged(call.signature())
         if absent:
-            return f"{what} for {named(absent)}, which made no such call; this rank's call: {mine}"
+            return (
+                f"{what} for {named(absent)}, which made no such call{self._last_of(absent[0])}; "
+                f"look at why {named(absent)} did not come, or pass a longer timeout=; this rank's "
+                f"call: {mine}"
+            )
         return f"{what}; all ranks entered it, one of them has stopped inside; {mine}"
+
+    def _last_of(self, rank: int) -> str:
+        """The newest call that ``rank`` has entered, in brackets; "" if there is none."""
+        state = self.shared_state
+        epoch = state.words[rank][state.entered] >> 32
+        if not epoch:
+            return ""
+        text = state.recorded(rank, state.hello(rank, epoch).record)
+        return f" (the last call of rank {rank} was call {epoch}, {text})"

@@ -401,3 +401,34 @@ def test_close_names_messages_that_nobody_has_received(caplog):
 def test_close_names_no_message_that_was_received_or_whose_communicator_has_failed(how, caplog):
     ringcoll.spawn(closing(**how), 3)
     assert "no recv took" not in caplog.text
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_late_call_names_the_last_call_of_the_rank_that_did_not_come(before):
+    late = threading.Event()
+
+    def work(comm):
+        for _ in range(before):
+            comm.all_reduce(np.ones(3))
+        if comm.rank == 1:
+            late.wait(20)
+            comm.close()
+            return None
+        with pytest.raises(DeadlineError) as error:
+            comm.barrier(timeout=0.2)
+        late.set()
+        comm.close()
+        return str(error.value)
+
+    text = ringcoll.spawn(work, 2)[0]
+    last = "(the last call of rank 1 was call 2, all_reduce count=3 dtype=float64 op=sum)"
+    assert (last in text) is (before > 0)
+    assert "look at why rank 1 did not come, or pass a longer timeout=" in text
+    assert text.endswith("; this rank's call: barrier")
+
+
+def test_a_late_probe_says_what_would_have_ended_it():
+    (comm,) = ringcoll.init_all(1, device="cpu")
+    with pytest.raises(DeadlineError, match="no message came, or those that came belong to rece"):
+        comm.probe(timeout=0.05)
+    comm.close()
