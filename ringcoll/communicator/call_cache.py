@@ -9,6 +9,7 @@ address at every call: nothing is known of an old one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -92,6 +93,8 @@ class CallCache:
         self._checked: dict[Hashable, CheckedCall] = {}
         self._shapes: dict[Hashable, CheckedCall] = {}  # one of any count
         self._prepared: dict[tuple[CheckedCall, Hashable], None] = {}  # all, the oldest first
+        # Threads look calls up at once, and no call may wait for one that another is running.
+        self._adding = threading.Lock()
 
     def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
         """A prepared call, and what its launch on arguments at these addresses is given.
@@ -134,9 +137,10 @@ class CallCache:
         given = prepared.given
         if not prepared.any_class:
             _, given = state.memory_class(call, config, extent_of(call.send), extent_of(call.recv))
-        evict(self._checked, CACHED_CALLS)
-        self._checked[key] = checked
-        self._keep(checked, None, prepared)
+        with self._adding:
+            evict(self._checked, CACHED_CALLS)
+            self._checked[key] = checked
+            self._keep(checked, None, prepared)
         return prepared, given
 
     def add(
@@ -164,7 +168,9 @@ class CallCache:
         # What is kept of a call on the host must not keep its arrays alive.
         whole = call if self._state.on_gpu else None
         found = self._in_memory(checked, start_of(call.send), start_of(call.recv), whole)
-        if key is not None:
+        if key is None:
+            return found
+        with self._adding:
             evict(self._checked, CACHED_CALLS)
             self._checked[(key, second[0] - first[0]) if overlap else key] = checked
             same = call.count and not (call.counts or call.custom_signature)
@@ -189,10 +195,12 @@ class CallCache:
             )
             whole = whole or call.on(send, recv)
             prepared = state.prepare(whole, checked.config, **self._how)
-            self._keep(checked, kind, prepared)
+            with self._adding:
+                self._keep(checked, kind, prepared)
         return prepared, given
 
     def _keep(self, checked: CheckedCall, kind: Hashable, prepared: Any) -> None:
+        """Keep a prepared call; the caller holds the lock."""
         while len(self._prepared) >= CACHED_CALLS:
             oldest, place = next(iter(self._prepared))
             del self._prepared[oldest, place]
@@ -209,9 +217,10 @@ class CallCache:
 
     def clear(self) -> None:
         """Drop all calls."""
-        self._checked.clear()
-        self._shapes.clear()
-        self._prepared.clear()
+        with self._adding:
+            self._checked.clear()
+            self._shapes.clear()
+            self._prepared.clear()
 
 
 def _overlap(first: Extent, second: Extent) -> bool:

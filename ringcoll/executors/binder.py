@@ -99,7 +99,7 @@ class Binder:
         lanes: list[Iterable[Row]] = []
         for lane in kept.lanes:
             if isinstance(lane, int):
-                lanes.append(LongLane(kept.wiring, lane, replace(binding, user_parts=[])))
+                lanes.append(LongLane(kept.wiring, lane, binding))
             else:
                 lanes.append(tuple(bind_rows(lane, kept.wiring, binding)))
         parts = binding.user_parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
@@ -27,6 +28,7 @@ class KeptChoices:
     def __init__(self, machine: CpuRanks, fits: Fits) -> None:
         self._machine, self._fits = machine, fits
         self._kept: dict[tuple[object, ...], tuple[Choice, range]] = {}
+        self._adding = threading.Lock()
 
     def choose(self, call: Call, limits: Limits) -> Choice:
         """The choice for a call, or the error."""
@@ -51,9 +53,11 @@ class KeptChoices:
             if self._holds(found.on(layout=layout), call, limits):
                 return found, layout
         found = choose(call, self._machine, limits, self._fits)
-        while len(self._kept) >= KEPT:
-            self._kept.pop(next(iter(self._kept)), None)
-        self._kept[key] = found, self._counts(found, call, limits)
+        counts = self._counts(found, call, limits)
+        with self._adding:
+            while len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = found, counts
         return found, found.layout
 
     def _holds(self, found: Choice, call: Call, limits: Limits) -> bool:

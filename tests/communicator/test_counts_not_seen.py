@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -229,3 +231,28 @@ def test_a_count_not_seen_enters_few_functions():
     assert len(way) <= 66, way
     again = {"_all_reduce", "choose_cpu", "candidate_of", "predicted", "encode", "prove", "lower"}
     assert again.isdisjoint(entry.rpartition(" ")[2] for entry in way)
+
+
+def test_threads_that_make_calls_of_ever_new_counts(monkeypatch):
+    """One rank's, which share what is kept: while one drops the oldest, others add."""
+    monkeypatch.setattr("ringcoll.communicator.call_cache.CACHED_CALLS", 2)
+    interval = sys.getswitchinterval()
+    (comm,) = ringcoll.init_all(1)
+    memory, right = np.ones(3000, "float32"), []
+
+    def work(thread: int) -> None:
+        for count in range(thread + 1, 3000, 6):
+            comm.all_reduce(memory[:count])
+        right.append(thread)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(6)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        comm.close()
+    assert sorted(right) == [*range(6)]
