@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ringcoll.bench import supervisor
 from ringcoll.bench.settings import COLLECTIVES
 from ringcoll.bootstrap.launcher import mpiexec
 from tests.launching import is_open_mpi, launch
@@ -56,6 +57,34 @@ def test_beside_mpi(tmp_path):
     check_beside_mpi(file, "all_reduce")
     after = result.stdout.partition("# Collective test concluded")[2]
     assert re.search(r"^# (ringcoll|MPI) is faster at|^# [nN]o verdict", after, re.MULTILINE)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_ctrl_c_leaves_no_shared_memory_of_mpi(own):
+    """By the user's mpiexec and by the one that the command starts."""
+    start = launch(2)
+    if is_open_mpi(start[0]):
+        pytest.skip("these files are MPICH's")
+    words = [*BENCH, "all_reduce", "--peer", "mpi", "-N", "0", *(["--ranks", "2"] if own else [])]
+    with subprocess.Popen(
+        words if own else [*start, *words],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.split() and line.split()[0].isdigit():
+                break  # a row: MPI has begun on both ranks
+        children, pids = supervisor._children(), [process.pid]
+        for pid in pids:  # which grows
+            pids += children.get(pid, ())
+        files = supervisor.shared_memory(pids)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert files
+    assert [file for file in files if Path(file).exists()] == []
 
 
 def test_every_collective_beside_mpi(tmp_path):
