@@ -189,7 +189,10 @@ def _finalizing() -> None:
         if dead:
             if not _unresolved and uncaught() is None:  # no error has named them
                 ranks = ", ".join(map(str, sorted(dead)))
-                _say(f"ends without MPI_Finalize, which would wait for dead ranks: {ranks}")
+                _say(
+                    f"ends without MPI_Finalize: ranks that have ended without it: {ranks} (of "
+                    f"those that the launcher started)"
+                )
             _leave()
         if all(meeting.ready() for meeting in _exits.values()):
             break

@@ -220,7 +220,8 @@ def id_of(
         if rank is not None or nranks is not None:
             raise ArgumentError(
                 f"init: rank={rank}, nranks={nranks} without an id: pass id=, what "
-                "ringcoll.unique_id() has returned on one rank, or set RINGCOLL_ID"
+                "ringcoll.unique_id() has returned on one rank, or set RINGCOLL_ID; or leave both "
+                "out and start by mpiexec or torchrun, or let ringcoll.spawn start threads"
             )
         return None
     launcher = launcher_of(environ)

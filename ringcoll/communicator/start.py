@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ringcoll.bootstrap.contract import named
+from ringcoll.bootstrap.contract import named, whole
 from ringcoll.communicator.devices import loader, ordinals, placed
 from ringcoll.communicator.failures import error_text
 from ringcoll.communicator.machine import agree
@@ -18,6 +18,7 @@ from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
+    ArgumentTypeError,
     Error,
     MismatchError,
     RankLostError,
@@ -191,6 +192,13 @@ def spawn(
 
     """
     __tracebackhide__ = True
+    count = whole(nranks)
+    if not callable(function) or count is None or count < 1:
+        wrong, wanted = f"nranks={nranks!r}", "an integer >= 1"
+        if not callable(function):
+            wrong, wanted = f"function={function!r}", "a function"
+        kind = ArgumentError if callable(function) and count is not None else ArgumentTypeError
+        raise kind(f"spawn: {wrong}, wanted {wanted}: write spawn(function, nranks)")
     left = "returned from its function"
     return run_ranks(lambda comm: function(comm, *args), nranks, device, options, left)
 

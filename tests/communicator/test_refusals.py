@@ -289,3 +289,20 @@ def test_ctrl_c_names_the_ranks_that_have_not_returned():
             ringcoll.spawn(work, 3)
     finally:
         release.set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ((print, 0), ArgumentError, "nranks=0, wanted an integer >= 1"),
+        ((print, "2"), ArgumentTypeError, "nranks='2', wanted an integer >= 1"),
+        ((print, True), ArgumentTypeError, "nranks=True, wanted an integer >= 1"),
+        ((4, print), ArgumentTypeError, "function=4, wanted a function"),
+    ],
+    ids=range(4),
+)
+def test_spawn_refuses_by_its_own_name(arguments, kind, said):
+    with pytest.raises(ringcoll.UsageError) as refused:
+        ringcoll.spawn(*arguments)
+    assert type(refused.value) is kind
+    assert str(refused.value) == f"spawn: {said}: write spawn(function, nranks)"

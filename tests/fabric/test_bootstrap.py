@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringcoll import bootstrap
+from ringcoll import bootstrap, finalize
 from ringcoll.bootstrap import bootstrap_of, mpi_world
 from ringcoll.bootstrap.launcher import (
     Launcher,
@@ -243,3 +243,26 @@ def test_ranks_of_several_mpi_worlds_are_refused(monkeypatch):
         mpi_world.in_mpi_world(Said([0, 1, "", []]), 1)
     with pytest.raises(MachineError, match="not processes of one MPI world"):
         mpi_world.in_mpi_world(Said([1, 2, "", []]), 1)
+
+
+def test_a_rank_that_ends_after_others_does_not_call_them_dead(monkeypatch):
+    class Ended(Exception):
+        pass
+
+    def leave():
+        raise Ended
+
+    said: list[str] = []
+    meeting = finalize.Exit(announce=lambda: None, ready=lambda: False, dead=lambda: [1, 0])
+    monkeypatch.setattr(finalize, "_exits", {frozenset[object](): meeting})
+    monkeypatch.setattr(finalize, "mpi_running", object)
+    monkeypatch.setattr(finalize, "left_behind", tuple)
+    monkeypatch.setattr(finalize, "uncaught", lambda: None)
+    monkeypatch.setattr(finalize, "_leave", leave)
+    monkeypatch.setattr(finalize, "_say", said.append)
+    with pytest.raises(Ended):
+        finalize._finalizing()
+    assert said == [
+        "ends without MPI_Finalize: ranks that have ended without it: 0, 1 (of those that the "
+        "launcher started)"
+    ]
