@@ -89,7 +89,9 @@ def _on_host(call: Call, state: RankCalls, titles: Sequence[str]) -> Iterator[st
         network = NETWORK.value.bandwidth / 1e9
         yield f"a network of {network:g} GB/s a rank is assumed, not measured"
     if limits.algorithm is not None:
-        yield f"algorithm={config.algorithm!r} is set; the tuner compares:"
+        given = config.algorithm
+        shown = name_of(given) if callable(given) else repr(given)
+        yield f"algorithm={shown} is set; the tuner compares:"
     compared = predicted(call.collective, call.nbytes, machine, limits)
     yield from (f"  {reason}" for reason in compared.reasons)
     for title, mapped in zip(titles, (ALL_MAPPED, frozenset[Buffer]()), strict=False):

@@ -122,6 +122,8 @@ def test_an_algorithm_of_the_users_own_is_no_riddle():
         order += [(Block(r), Step((outputs[0],), (outputs[r],))) for r in range(1, nranks)]
         return Plan(Collective("all_reduce", nranks), tuple(order))
 
+    on_host = ringcoll.spawn(lambda comm: comm.explain("all_reduce", 64), 2, algorithm=star)[0]
+    assert f"\nalgorithm={star.__qualname__} is set; " in on_host
     text = explain("all_reduce", 64 << 20, algorithm=star)
     assert "algorithm='a function of yours' is set" in text and "your algorithm by" in text
 
