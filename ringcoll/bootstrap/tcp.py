@@ -166,7 +166,7 @@ def _parsed(given: object) -> tuple[str, list[str], int, bytes]:
         by = ", by RINGCOLL_ID" if source and given == source else ""
         if isinstance(given, str) and _UNKEYED.fullmatch(given):
             why = "the secret after the port is missing: "
-        elif isinstance(given, str) and given.count(":") > 2 and "[" not in given:
+        elif isinstance(given, str) and (given.count(":") > 2 or {"[", "]"} & set(given)):
             why = "an IPv6 address stands in brackets: "
         raise ArgumentError(
             f"init: id={shown}{by}: {why}wanted the whole line that ringcoll.unique_id() has "
