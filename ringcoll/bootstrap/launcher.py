@@ -13,6 +13,7 @@ from pathlib import Path
 from ringcoll.bootstrap.contract import shortage
 from ringcoll.errors import LauncherError
 from ringcoll.host.fd_passing import credentials
+from ringcoll.host.processes import start_of_process
 
 # In order of trust: a launcher that was itself started by srun leaves both kinds. A Slurm job's
 # size (SLURM_NTASKS) is also set for a process that runs alone in the job; its step's size is not.
@@ -65,11 +66,11 @@ def launched_rank(environ: Mapping[str, str]) -> int | None:
 
 def launcher_ended(environ: Mapping[str, str]) -> bool:
     """Whether MPICH's launcher, which has started this process, holds its socket no more."""
-    number = environ.get("PMI_FD", "")
-    if not number.isdigit():
+    number = _number(environ.get("PMI_FD", ""))
+    if number is None:
         return False
     poll = select.poll()
-    poll.register(int(number), select.POLLRDHUP)
+    poll.register(number, select.POLLRDHUP)
     return any(events & (select.POLLHUP | select.POLLRDHUP) for _, events in poll.poll(0))
 
 
@@ -84,13 +85,13 @@ def job_of(environ: Mapping[str, str]) -> str | None:
 
     Every rank holds a socket of the same process of the launcher, which the kernel knows.
     """
-    number = environ.get("PMI_FD", "")
-    if not one_host(environ) or not number.isdigit() or launched_rank(environ) is None:
+    number = _number(environ.get("PMI_FD", ""))
+    if number is None or not one_host(environ) or launched_rank(environ) is None:
         return None
     try:
-        with socket.fromfd(int(number), socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        with socket.fromfd(number, socket.AF_UNIX, socket.SOCK_STREAM) as link:
             pid, _ = credentials(link)
-        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        started = start_of_process(pid)
     except OSError as error:
         if (lack := shortage(error, launched_rank(environ))) is not None:
             raise lack from error

@@ -10,7 +10,6 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from ringcoll.bootstrap.addresses import listening_at, resolved
 from ringcoll.bootstrap.contract import Failure, named, shortage, this_process
@@ -27,6 +26,7 @@ from ringcoll.errors import (
     RankLostError,
 )
 from ringcoll.host.fd_passing import credentials
+from ringcoll.host.processes import start_of_process
 
 _FIRST, _LAST = 1e-3, 2e-2  # seconds between attempts, which grow from the one to the other
 _BACKLOG = 128  # connections that wait to be accepted; strangers' too
@@ -339,8 +339,7 @@ class Part:
 
 def _age() -> float:
     """Seconds since this process began, whatever the clocks of other hosts say."""
-    started = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_of_process() / os.sysconf("SC_CLK_TCK")
 
 
 def _send(link: socket.socket, kind: Kind, payload: bytes) -> None:

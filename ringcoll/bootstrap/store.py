@@ -53,18 +53,17 @@ def is_store(candidate: object) -> TypeGuard[Store]:
 
 def store_bootstrap(store: Store, timeout: float, environ: Mapping[str, str]) -> StoreBootstrap:
     """The ranks that meet over ``store``, by RANK and WORLD_SIZE, as torchrun sets them."""
-    if not environ.get("RANK") or not environ.get("WORLD_SIZE"):
-        error: Error = ArgumentError(
+    if not environ.get("RANK") and not environ.get("WORLD_SIZE"):
+        # Nothing is posted: no rank waits for this process, which may go on as the error says.
+        raise ArgumentError(
             "a store does not number its clients: set RANK and WORLD_SIZE, as torchrun does, "
             "or pass ringcoll.bootstrap.StoreBootstrap(store, rank, nranks, timeout)"
         )
-    else:
-        try:
-            return StoreBootstrap(store, *torch_place(environ), timeout)
-        except LauncherError as found:
-            error = found
-    post_refusal(store, error)
-    raise error
+    try:
+        return StoreBootstrap(store, *torch_place(environ), timeout)
+    except LauncherError as error:
+        post_refusal(store, error)
+        raise
 
 
 def post_refusal(store: Store, error: Error) -> None:

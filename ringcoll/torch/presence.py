@@ -11,12 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ringcoll.errors import Error
 from ringcoll.fabric.identity import identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor
+from ringcoll.host.processes import start_of_process
 
 __all__ = ["Presence"]
 
@@ -87,12 +87,9 @@ def _here() -> Mapping[str, str]:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in ticks since the start of its host.
-
-    "" where it has ended; None where that cannot be read, as without a free descriptor.
-    """
+    """When a process began; "" if it has ended, None without a descriptor to look it up."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()[19]
+        return str(start_of_process(pid))
     except (FileNotFoundError, ProcessLookupError):
         return ""
     except OSError:

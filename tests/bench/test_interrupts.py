@@ -13,6 +13,7 @@ import pytest
 from ringcoll import interrupts
 from ringcoll.bench.launch import marker_of
 from ringcoll.bench.supervisor import Channel
+from ringcoll.bootstrap.launcher import launcher_ended
 from tests.bench.interrupt_loop import ROOT, attempt
 from tests.launching import launch
 
@@ -143,3 +144,8 @@ def test_a_message_is_one_line_of_bounded_length():
     assert message.startswith(b"error ")
     assert b" a b " in message
     assert message.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("number", ["", "x", "²", "9" * 11])
+def test_a_variable_that_is_no_descriptor_is_no_launcher(number):
+    assert not launcher_ended({"PMI_FD": number})

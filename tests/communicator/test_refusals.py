@@ -306,3 +306,25 @@ def test_spawn_refuses_by_its_own_name(arguments, kind, said):
         ringcoll.spawn(*arguments)
     assert type(refused.value) is kind
     assert str(refused.value) == f"spawn: {said}: write spawn(function, nranks)"
+
+
+def test_calls_of_other_counts_are_refused_as_a_first_call_is():
+    """What is kept of the calls before has their shape, but not their overlap or counts."""
+
+    def work(comm):
+        x, n, refused = np.ones(100), comm.nranks, []
+        for count in (8, 12):
+            comm.all_reduce(x[:count], x[:count])
+        comm.all_gather_v(np.ones(3), np.zeros(3 * n), counts=[3] * n)
+        for call in (
+            lambda: comm.all_reduce(x[:10], x[1:11]),
+            lambda: comm.all_reduce(x[:10], x[:11]),
+            lambda: comm.all_reduce(x[2:10], x[:8]),
+            lambda: comm.all_gather_v(np.ones(6), np.zeros(6 * n), counts=[3] * n),
+        ):
+            with pytest.raises(ArgumentError):
+                call()
+            refused.append(call)
+        return len(refused)
+
+    assert ringcoll.spawn(work, 2) == [4, 4]

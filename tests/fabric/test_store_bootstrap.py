@@ -156,7 +156,7 @@ def test_a_rank_out_of_range_ends_the_wait_of_the_others():
     [
         ("RANK", "2", "WORLD_SIZE is 2, but RANK is '2'"),
         ("RANK", "-1", "RANK is '-1'"),
-        ("RANK", "", "set RANK and WORLD_SIZE"),
+        ("RANK", "", "WORLD_SIZE is 2, but RANK is ''"),
         ("WORLD_SIZE", "two", "WORLD_SIZE is 'two'"),
     ],
 )
@@ -175,8 +175,10 @@ def test_a_wrong_number_of_the_environment_ends_the_wait_of_the_others(
 def test_init_takes_a_store_and_the_rank_from_the_environment(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    store = Kept()
     with pytest.raises(ArgumentError, match="set RANK and WORLD_SIZE"):
-        bootstrap_of(Kept(), timeout=1)
+        bootstrap_of(store, timeout=1)
+    assert StoreBootstrap(store, 0, 1, 1).allgather(b"x") == [b"x"]  # as the error says
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     bootstrap = bootstrap_of(Kept(), timeout=math.inf)
