@@ -31,7 +31,7 @@ preparations depend on addresses, between nodes and by copy engines, one call ma
 def evict(cache: dict[Any, Any], most: int) -> None:
     """Make room for one more entry: drop the oldest beyond the bound."""
     while len(cache) >= most:
-        cache.pop(next(iter(cache)), None)
+        cache.pop(next(iter(cache), None), None)
 
 
 class Part(NamedTuple):
@@ -93,8 +93,9 @@ class CallCache:
         self._checked: dict[Hashable, CheckedCall] = {}
         self._shapes: dict[Hashable, CheckedCall] = {}  # one of any count
         self._prepared: dict[tuple[CheckedCall, Hashable], None] = {}  # all, the oldest first
-        # Threads look calls up at once, and no call may wait for one that another is running.
-        self._adding = threading.Lock()
+        # Threads look calls up at once, and no call may wait for one that another is running. A
+        # signal handler may close the communicator in the middle of that.
+        self._adding = threading.RLock()
 
     def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
         """A prepared call, and what its launch on arguments at these addresses is given.
@@ -202,10 +203,12 @@ class CallCache:
     def _keep(self, checked: CheckedCall, kind: Hashable, prepared: Any) -> None:
         """Keep a prepared call; the caller holds the lock."""
         while len(self._prepared) >= CACHED_CALLS:
-            oldest, place = next(iter(self._prepared))
-            del self._prepared[oldest, place]
-            oldest.prepared.pop(place, None)
-            oldest.any_class = None
+            found = next(iter(self._prepared), None)
+            if found is not None:
+                del self._prepared[found]
+                oldest, place = found
+                oldest.prepared.pop(place, None)
+                oldest.any_class = None
         self._prepared[checked, kind] = None
         checked.prepared[kind] = prepared
         if prepared.any_class:

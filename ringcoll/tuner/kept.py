@@ -28,7 +28,7 @@ class KeptChoices:
     def __init__(self, machine: CpuRanks, fits: Fits) -> None:
         self._machine, self._fits = machine, fits
         self._kept: dict[tuple[object, ...], tuple[Choice, range]] = {}
-        self._adding = threading.Lock()
+        self._adding = threading.RLock()  # a signal handler may make a call in the middle
 
     def choose(self, call: Call, limits: Limits) -> Choice:
         """The choice for a call, or the error."""
@@ -56,7 +56,7 @@ class KeptChoices:
         counts = self._counts(found, call, limits)
         with self._adding:
             while len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
+                self._kept.pop(next(iter(self._kept)), None)
             self._kept[key] = found, counts
         return found, found.layout
 
