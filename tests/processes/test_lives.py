@@ -51,7 +51,7 @@ def test_many_communicators_leave_nothing_open(ranks):
         assert len(verdict["counts"]) == 10
         assert len(set(descriptors)) == 1
         assert max(threads) < 20
-        assert max(maps) < 40  # what is only dropped goes when Python collects it
+        assert max(maps) < 40
 
 
 def test_arrays_outlive_communicators(ranks):

@@ -1,5 +1,6 @@
 """How calls, communicators and processes end: ``python lives.py SCENARIO WORD`` on every rank."""
 
+import gc
 import logging
 import os
 import sys
@@ -163,6 +164,7 @@ def leaks() -> dict:
             comm.barrier()
             del child, own  # one in four is only dropped
             if number % 20 == 19:
+                gc.collect()  # how soon Python does so by itself depends on all that it allocates
                 counts.append(held())
     return {"counts": counts}
 
