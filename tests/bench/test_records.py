@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 ADMITTED = {
-    "timing_model_paced": "with uncommitted changes",
     "torch_calls": "The commit is not in the history any more, and the option is --out",
     "gpu_timing_model_4_of_12_blocks": "The option --blocks is gone",
 }
