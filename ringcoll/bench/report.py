@@ -268,7 +268,7 @@ def _verdict(rows: Sequence[Row], peer: str) -> list[str]:
     for (lib, nbytes), (theirs, their_ends) in times.items():
         if lib == peer and ("ringcoll", nbytes) in times:
             ours, our_ends = times["ringcoll", nbytes]
-            name = "ringcoll" if theirs >= ours else _NAMES[peer]
+            name = "ringcoll" if theirs >= ours else _NAMES.get(peer, peer)
             least, most = sorted((our_ends or (ours, ours), their_ends or (theirs, theirs)))
             # The faster library's slowest block against the other's fastest.
             clear = least[1] <= most[0]

@@ -36,6 +36,7 @@ class Messages(Calling):
         Args:
             buf: any number of elements; the other end names as many, of the same dtype.
             dest: the rank that receives.
+            more: refused: there is no place for a tag.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
         Raises:
@@ -103,6 +104,7 @@ class Messages(Calling):
         Args:
             buf: where the elements arrive.
             source: the rank that sends; :data:`ringcoll.ANY` takes the first message of any rank.
+            more: refused: there is no place for a tag.
             exact: whether the message must fill ``buf``. Left out, it must where ``source`` is a
                 rank, and may be shorter where it is ANY. With ``async_op=True`` the Work has the
                 message's ``source`` and ``count``.
@@ -227,6 +229,7 @@ class Messages(Calling):
             dest: the rank that receives it.
             recvbuf: what is received; it shares no memory with ``sendbuf``.
             source: the rank that sends it, or :data:`ringcoll.ANY`.
+            more: refused: there is no place for a tag.
             exact: whether it must fill ``recvbuf``, as in :meth:`recv`.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
