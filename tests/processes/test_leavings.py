@@ -9,6 +9,7 @@ import pytest
 
 from tests.launching import launch
 from tests.processes.conftest import command, environment, outcome
+from tests.processes.programs import leavings
 
 pytestmark = pytest.mark.slow
 
@@ -36,3 +37,12 @@ def test_ranks_of_two_nodes_that_leave_are_left_out(nothing_left):
     """Two cases, in each of which a rank of either node leaves."""
     launch(5)  # skips where there is no mpiexec
     assert sum(campaign(2, "nodes", nothing_left)["nodes"]["errors"].values()) > 2
+
+
+def test_a_part_of_a_communicator_has_numbers_of_its_own():
+    case = leavings.Case("processes", 0, 5, [], {1: ("kill", 0, 0.0), 4: ("kill", 0, 0.0)})
+    members = [0, 1, 2, 3, 4]
+    assert leavings.named_lost(case, "barrier", members, 0) == {1, 4}
+    assert leavings.named_lost(case, "split", members, 0) == {1, 4, 3, 0}
+    assert leavings.named_lost(case, "halves", members, 0) == {1, 4, 2}
+    assert leavings.named_lost(case, "halves", members, 3) == {1, 4, 0}

@@ -220,6 +220,19 @@ def leave(way: str, comm: Any) -> None:
     sys.exit(0)  # a thread returns by it, too
 
 
+def named_lost(case: Case, call: str, members: list[int], rank: int) -> set[int]:
+    """The numbers by which an error of a call may name ranks that have left.
+
+    A call that makes a part of the communicator uses it too, where ranks have other numbers.
+    """
+    lost = {at for at, member in enumerate(members) if member in case.leavers}
+    parts = {
+        "split": {len(members) - 1 - at for at in lost},
+        "halves": {at // 2 for at in lost if rank in members[at % 2 :: 2]},
+    }
+    return lost | parts.get(call, set())
+
+
 def wrong(case: Case, found: dict[int, dict[str, Any]]) -> list[str]:
     """What is wrong with the reports of the ranks that stayed."""
     problems, stay = [], case.stay
@@ -234,7 +247,7 @@ def wrong(case: Case, found: dict[int, dict[str, Any]]) -> list[str]:
         for error in report["errors"]:
             named = {int(number) for number in re.findall(r"rank (\d+)", error["error"])}
             members = error["members"]
-            lost = {at for at, member in enumerate(members) if member in case.leavers}
+            lost = named_lost(case, error["call"], members, rank)
             # Of the second of two asynchronous calls: ClosedError, which names the first's.
             kinds = ("RankLostError", "AbortedError", "DeadlineError", "ClosedError")
             if (members and not named & lost) or not error["error"].startswith(kinds):
