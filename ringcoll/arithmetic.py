@@ -41,28 +41,18 @@ _local = threading.local()
 _BYTES = np.dtype(np.uint8)  # compared in a fifth of the time of the type
 
 
-def compile_reduce(
-    srcs: Sequence[Array],
-    dsts: Sequence[Array],
-    *,
-    op: ReduceOp | None,
-    dtype: DType,
-    nranks: int,
-    raw: Sequence[bool] = (),
-    final: bool = True,
-    loads: Sequence[ReduceOp] = (),
-) -> Closure:
-    """A closure that combines ``srcs`` in the order written and stores the result in each ``dsts``.
+class Reduction:
+    """Combines sources in the order written, and stores the result in each destination.
 
-    It is called again and again, by one thread at a time. All arrays are flat, of equal length and
+    It is made for the types of the arrays, whatever their length. All are flat, of equal length and
     aligned. A destination may be the very memory of a source, also when their types differ in
-    width; it may not overlap one otherwise. Between two calls lists may get other arrays, of the
-    same types and lengths, which overlap as those before did.
+    width; it may not overlap one otherwise.
 
     Args:
-        srcs: raw ones in the element type, partial ones in ``dtype.partial``; copies are bytes.
-        dsts: in the element type if ``final`` or without an operator that combines, else in
-            ``dtype.partial``.
+        kinds: of the sources: raw ones have the element type, partial ones ``dtype.partial``;
+            copies are bytes.
+        stored: of the destinations: the element type if ``final`` or without an operator that
+            combines, else ``dtype.partial``.
         op: None copies one source as it is, whatever it holds.
         dtype: the call's row of :data:`ringcoll.dtypes.DTYPES`.
         nranks: how many contributions are complete: what avg divides by.
@@ -73,15 +63,6 @@ def compile_reduce(
             is its own on every rank; empty: ``op``.
 
     """
-    kinds = [src.dtype for src in srcs]
-    reduction = Reduction(
-        kinds, dsts[0].dtype, op=op, dtype=dtype, nranks=nranks, raw=raw, final=final, loads=loads
-    )
-    return reduction.on(srcs, dsts)
-
-
-class Reduction:
-    """What :func:`compile_reduce` compiles, for arrays of these types and any length."""
 
     __slots__ = ("_direct", "_dtype", "_final", "_loaders", "_nranks", "_op", "_ufunc")
 
@@ -112,7 +93,11 @@ class Reduction:
                 self._loaders[k] = _loader(OPS["sum"], dtype)
 
     def on(self, srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure:
-        """The closure on these arrays."""
+        """A closure that does it on these arrays, again and again, one thread at a time.
+
+        Between two calls the lists may get other arrays, of the same types and lengths, which
+        overlap as those before did.
+        """
         if dsts[0].size == 0:
             return _nothing
         op, dtype = self._op, self._dtype

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.arithmetic import compile_reduce
+from ringcoll.arithmetic import Reduction
 from ringcoll.dtypes import Accumulate, ReduceOp, dtype_of, op_of
 from ringcoll.errors import ArgumentError, IllegalStep
 from ringcoll.labels import Label, labels
@@ -17,7 +17,7 @@ from ringcoll.launch import Layout
 from ringcoll.lower.slices import split
 from ringcoll.plan import Buffer, Chunk, Plan, walk
 
-__all__ = ["run"]
+__all__ = ["compile_reduce", "run"]
 
 Array = npt.NDArray[Any]
 
@@ -94,6 +94,13 @@ def run(
             loads=[ops[owner] for owner in label.owners],
         )()
     return [buffers.get((rank, Buffer.OUTPUT)) for rank in range(plan.nranks)]
+
+
+def compile_reduce(
+    srcs: Sequence[Array], dsts: Sequence[Array], **how: Any
+) -> Callable[[], object]:
+    """A closure that combines ``srcs`` and stores the result in each of ``dsts``."""
+    return Reduction([src.dtype for src in srcs], dsts[0].dtype, **how).on(srcs, dsts)
 
 
 def _buffers(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringcoll.arithmetic import compile_reduce
 from ringcoll.dtypes import OPS, premul_sum
+from tests.definition import compile_reduce
 
 
 def values(dtype, n, seed):

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringcoll.arithmetic import TILE, compile_reduce
+from ringcoll.arithmetic import TILE
 from ringcoll.dtypes import DTYPES, OPS, ReduceOp, dtype_of, op_of, premul_sum
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from tests.arithmetic.arrays import operator_of, reduce_into, same_bits, values
+from tests.definition import compile_reduce
 
 NAMES = [*OPS, "premul_sum"]
 SIZES = [0, 1, 2, 7, 100]
