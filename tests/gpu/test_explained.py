@@ -34,6 +34,6 @@ def test_what_is_explained_is_what_runs(name, nbytes):
     ran = state.executor.async_errors.last.choice
     text = comms[1].explain(name, nbytes)
     said = text.partition("buffers of plain")[0]
-    assert f" by {ran.launch.protocol}, S = {ran.launch.slices}, {ran.blocks} block" in said
-    assert f" of {ran.threads} threads" in said
+    assert f" by {ran.launch.protocol}, S = {ran.launch.slices}, {ran.grid.blocks} block" in said
+    assert f" of {ran.grid.threads} threads" in said
     close(comms)
