@@ -77,6 +77,25 @@ class Timer:
         module = cupy.RawModule(code=source("links.cu"), backend="nvrtc")
         self._gate = module.get_function("gate")
 
+    def set_out(self, stream: Any, hold_ns: int = GATE_NS) -> None:
+        """Let what is enqueued on the stream next begin on all ranks at once.
+
+        Args:
+            stream: of CuPy.
+            hold_ns: how long the host has to enqueue it.
+
+        """
+        import cupy
+
+        stream.synchronize()
+        self.line.wait()
+        # The gate lets the host finish enqueueing, then a barrier lines the GPUs up. The other
+        # way round, GPUs set out as far apart as their hosts had enqueued the gate: 2 us a call
+        # of 256 bytes were measured as anything up to 3.
+        with stream:
+            self._gate((1,), (1,), (cupy.uint64(hold_ns),))
+        self.align(stream)
+
     def median(self, replay: Callable[[], None], calls: int, stream: Any) -> float:
         """Microseconds a call."""
         import cupy
@@ -85,14 +104,7 @@ class Timer:
         for _ in range(3):
             replay()
         for _ in range(REPLAYS):
-            stream.synchronize()
-            self.line.wait()
-            # The gate lets the host finish enqueueing, then a barrier lines the GPUs up. The other
-            # way round, GPUs set out as far apart as their hosts had enqueued the gate: 2 us a call
-            # of 256 bytes were measured as anything up to 3.
-            with stream:
-                self._gate((1,), (1,), (cupy.uint64(GATE_NS),))
-            self.align(stream)
+            self.set_out(stream)
             begin, end = cupy.cuda.Event(), cupy.cuda.Event()
             begin.record(stream)
             replay()

@@ -84,6 +84,7 @@ def test_what_is_missing_is_said_in_a_sentence(machine, capsys, here, asked, sai
         "gpu.deterministic",
         "gpu.links",
         "gpu.nodes",
+        "gpu.overlap",
         "gpu.session",
         "gpu.timing_model",
         "gpu.yardstick",

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import collectives, nodes, nodes_chain, peers, record, timing_model
-from benchmarks.gpu import bars, deterministic, report, session
+from benchmarks.gpu import bars, deterministic, overlap, report, session
 from benchmarks.gpu import nodes as gpu_nodes
 from benchmarks.gpu import timing_model as gpu_timing_model
 
@@ -31,7 +31,7 @@ def elsewhere(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RINGCOLL_CACHE_DIR", str(tmp_path / "cache"))
-    for module in (bars, deterministic, gpu_nodes, gpu_timing_model, peers, session):
+    for module in (bars, deterministic, gpu_nodes, gpu_timing_model, overlap, peers, session):
         monkeypatch.setattr(module, "require", lambda parser, **needs: 2)
     before = records()
     yield folder
@@ -120,6 +120,7 @@ BENCHMARKS = {
         lambda patch: no_ranks(patch, gpu_timing_model),
         "gpu_timing_model_2.json",
     ),
+    "gpu.overlap": (lambda patch: no_ranks(patch, overlap), "gpu_overlap_2.json"),
     "gpu.deterministic": (lambda patch: no_ranks(patch, deterministic), ""),
     "gpu.nodes": (no_nodes, ""),
 }
