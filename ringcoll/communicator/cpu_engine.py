@@ -25,6 +25,7 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, LaunchRequest
+from ringcoll.executors.cpu_call import CpuCall
 from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]
@@ -86,10 +87,12 @@ class CpuEngine(Engine):
                 key = None
             if found is None and key is not None:
                 found = self._find_scaled(key, first, second, sendbuf, recvbuf)
-        if found is None or "async_op" in how or of_thread.group is not None:
+        if found is None or of_thread.group is not None:
             arguments = arguments or (op, root)
             return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
         state = self._state
+        if how.get("async_op"):  # equal options have been checked
+            return self._later(*found, (sendbuf, recvbuf))
         progress = state.progress
         if state._worker is not None or progress is None or progress._failed is not None:
             state.yield_to_worker()
@@ -135,19 +138,23 @@ class CpuEngine(Engine):
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
             extents, shape = (_extent(sendbuf), _extent(recvbuf)), _without_counts(key)
             found = self.calls.add(key, call, config, *extents, shape)
-        prepared, given = found
-        text = prepared.call.tagged(prepared.call.signature()) if later else ""
-        request = LaunchRequest(prepared, addresses=given)
-        return self._issue([request], later=later, alive=(sendbuf, recvbuf), name=text)
+        request = LaunchRequest(found[0], addresses=found[1])
+        return self._issue([request], later=later, alive=(sendbuf, recvbuf))
+
+    @_explained
+    def _later(
+        self, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
+    ) -> Work | None:
+        """A prepared call that returns before it has ended."""
+        return self._state.submit_prepared(prepared, given, alive)
 
     def _once(
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
     ) -> Work | None:
         """A call whose buffers cannot be recognised next time."""
         call = with_options(call, config)
-        name = call.tagged(call.signature()) if later else ""
         request = LaunchRequest(self._state.prepare(call, config))
-        return self._issue([request], later=later, alive=alive, name=name)
+        return self._issue([request], later=later, alive=alive)
 
     @_explained
     def pairs(
@@ -192,6 +199,8 @@ class CpuEngine(Engine):
             for call in calls:
                 group.add(self._state, call, timeout, alive)
             return group.work if later else None
+        if later and len(calls) == 1 and isinstance(calls[0], LaunchRequest):
+            return self._later(calls[0].prepared, calls[0].addresses, alive)
         if later:
             run = functools.partial(self._now, calls, timeout, alive)
             return self._state.submit(run, alive, name)

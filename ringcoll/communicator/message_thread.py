@@ -17,7 +17,7 @@ PATIENCE = 5e-4
 PATIENT_BYTES = 64 << 10
 """From so many bytes on the thread is woken for a message, whoever waits for it."""
 
-_NAPS = 20
+NAPS = 20
 """Naps of that length with nothing under way, after which the thread sleeps until it is woken."""
 
 _IDLE_SECONDS = 0.5
@@ -106,7 +106,7 @@ class MessageThread(ABC):
                     if left <= 0:
                         return True
                 naps += 1
-                if naps <= _NAPS:
+                if naps <= NAPS:
                     self._changed.wait(left)
                     continue
                 self._asleep, naps = True, 0  # before the last look at what is under way

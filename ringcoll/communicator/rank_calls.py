@@ -7,19 +7,23 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
+from typing import Any, NoReturn
 
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explain_cpu, format_choice
 from ringcoll.communicator.failures import more_frames, settle
+from ringcoll.communicator.message_thread import PATIENT_BYTES
 from ringcoll.communicator.rank_errors import RankErrors
 from ringcoll.communicator.topology import Topology
-from ringcoll.communicator.work import Work, Worker
+from ringcoll.communicator.work import Work
+from ringcoll.communicator.worker import PatientCall, Worker
 from ringcoll.config import Config
-from ringcoll.errors import ArgumentError
-from ringcoll.executors.contract import Given
+from ringcoll.errors import ArgumentError, Error, UsageError
+from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu_call import CpuCall
+from ringcoll.executors.drive import drive
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
@@ -35,6 +39,8 @@ class RankCalls(RankErrors):
 
     symmetric: Any
     topology: Topology
+    lock: Any
+    """A threading.RLock of the thread that runs a call."""
     debug = False
     """Whether choices are logged."""
 
@@ -125,18 +131,37 @@ class RankCalls(RankErrors):
         except BaseException as error:
             limit = more_frames(error)
             try:
-                known = settle([self], error)
+                self._raise_settled(error)
             finally:
                 sys.setrecursionlimit(limit)
-            try:
-                if known is error:
-                    raise
-                raise known from error
-            finally:
-                del known  # a frame that refers to its own error lives until cycles are collected
+
+    def _raise_settled(self, error: BaseException) -> NoReturn:
+        """Note the error of a call, and raise it."""
+        known = settle([self], error)
+        try:
+            if known is error:
+                raise error
+            raise known from error
+        finally:
+            # A frame that refers to its own error lives until cycles are collected.
+            del known, error
 
     def submit(self, call: Callable[[], None], alive: object, name: str = "") -> Work:
         """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""
+        return self._ready_worker().submit(call, alive, name)
+
+    def submit_prepared(
+        self, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
+    ) -> Work:
+        """Run a prepared call on a thread that waits for it, or on the worker."""
+        worker = self._ready_worker()
+        call, name = LaterCall(self, prepared, given, alive), prepared.shown
+        fabric = self.fabric
+        if fabric.threads or fabric.nodes or prepared.call.nbytes >= PATIENT_BYTES:
+            return worker.submit(call, alive, name)
+        return worker.submit_patient(call, alive, name)
+
+    def _ready_worker(self) -> Worker:
         self.usable()
         self.fabric.adopt()
         if self._worker is None:
@@ -144,7 +169,37 @@ class RankCalls(RankErrors):
             self._worker = start(lambda: Worker(f"ringcoll rank {self.fabric.rank}"), what)
             # The thread ends with the communicator, even if that is collected without close().
             weakref.finalize(self, self._worker.close, 0).atexit = False
-        return self._worker.submit(call, alive, name)
+        return self._worker
+
+    def go_on(self, call: LaterCall) -> None:
+        """Run an asynchronous call to its end, unless a signal's exception ends a wait of it."""
+        task, host, call.left = call.task, self._host, False
+        if getgeneratorstate(task) == GEN_RUNNING:
+            call.left = True
+            raise UsageError(
+                f"{self}: a signal's handler waits for the asynchronous call that the signal has "
+                f"interrupted; wait after the handler has returned"
+            )
+        with self.lock:
+            self.usable()
+            if self.progress is not None:
+                self.progress.raise_unseen()
+            host.left = None
+            try:
+                self.fabric.check()
+                drive([task], host.idle)
+            except BaseException as error:
+                if getgeneratorstate(task) != GEN_CLOSED and not isinstance(
+                    error, (Error, MemoryError, RecursionError)
+                ):
+                    host.left, call.left = task, True
+                    raise
+                limit = more_frames(error)
+                try:
+                    self._raise_settled(error)
+                finally:
+                    sys.setrecursionlimit(limit)
+                    self.quarantine(call.alive)
 
     def is_busy(self) -> bool:
         """Whether asynchronous calls are left to run."""
@@ -185,6 +240,20 @@ class RankCalls(RankErrors):
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` runs, and why."""
         return explain_cpu(collective, nbytes, self)
+
+
+class LaterCall(PatientCall):
+    """A collective with ``async_op``, with the arrays that it keeps alive."""
+
+    def __init__(
+        self, state: RankCalls, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
+    ) -> None:
+        self._state, self.alive = state, alive
+        self.task: Any = state._host.task([LaunchRequest(prepared, addresses=given)])
+
+    def __call__(self) -> None:
+        """Run the call, or go on with it."""
+        self._state.go_on(self)
 
 
 _CPU_OPTIONS = {"protocol": "Simple", "engine": "host", "max_sms": None}

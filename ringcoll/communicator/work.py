@@ -1,26 +1,19 @@
-"""Asynchronous calls of CPU ranks: a worker thread for each communicator, and what it returns."""
+"""What an asynchronous call returns, and the event that says that it has finished."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from ringcoll.errors import ClosedError, DeadlineError, UsageError
+from ringcoll.errors import DeadlineError, UsageError
 from ringcoll.options import checked_limit
 
 if TYPE_CHECKING:
     from ringcoll.arguments.calls import Call
     from ringcoll.communicator.progress import Progress
     from ringcoll.communicator.rank import RankState
-
-_log = logging.getLogger("ringcoll")
 
 _LONGEST_WAIT = 0.5  # seconds until a waiting thread looks again
 
@@ -238,107 +231,3 @@ class MessageWork(Work):
         self._messages -= 1
         if not self._messages:
             self._end()
-
-
-_Item = tuple[Work, Callable[[], object], object]
-
-
-class Worker:
-    """One thread that runs the asynchronous calls of a communicator in the order submitted.
-
-    A call and its wait take two hand-overs between threads, each with a wake-up by the system and
-    one by the interpreter's lock. Both together take 5 to 15 µs by a queue and a lock on two cores
-    of an EPYC, 12 to 25 by a condition and an event, and 60 to 80 where the worker spins, for it
-    then has the interpreter's lock when the caller needs it.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.RLock()  # a finalizer may close this anywhere
-        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
-        self._last = Latch()  # of the newest call: once it is set, all calls have finished
-        self._last.set()
-        self._closed = False
-        self._failed: deque[Work] = deque()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, call: Callable[[], object], alive: object = None, name: str = "") -> Work:
-        """Run ``call`` after all before it; ``alive`` is kept until it has finished."""
-        work = Work(name)
-        with self._lock:
-            if self._closed:
-                raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
-            item, self._last = (work, call, alive), work._finished
-            try:
-                # CPython raises an interrupt behind this call, not before it: what drain() waits
-                # for is queued.
-                self._queue.put(item)
-            except MemoryError:
-                self._last.set()
-                raise
-        return work
-
-    def is_current(self) -> bool:
-        """Whether this is the worker's own thread."""
-        return threading.current_thread() is self._thread
-
-    def is_busy(self) -> bool:
-        """Whether calls are left to run."""
-        return not self._last.is_set()
-
-    def drain(self) -> None:
-        """Wait for all calls, and raise once the oldest error that no wait has raised."""
-        self._last.wait()
-        self.raise_unseen()
-
-    def raise_unseen(self) -> None:
-        """Raise once the oldest error that nobody has waited for."""
-        while self._failed:
-            with self._lock:
-                work = self._failed.popleft() if self._failed else None
-            if work is not None and work._unseen is not None:
-                work.wait()
-
-    def close(self, timeout: float | None = None) -> bool:
-        """Fail what has not started, let the running call end, and stop the thread. Idempotent.
-
-        False if it has not ended after ``timeout`` seconds: memory of its call must stay mapped.
-        """
-        with self._lock:
-            self._closed = True
-        with contextlib.suppress(Empty):
-            while True:
-                item = self._queue.get_nowait()
-                if item is not None:
-                    closed = f"{self._name}: closed before this call started"
-                    self._finish(item[0], ClosedError(closed))
-        self._queue.put(None)
-        if not self.is_current():
-            self._thread.join(timeout)
-        with self._lock:
-            lost = [work._unseen for work in self._failed if work._unseen is not None]
-            self._failed.clear()
-        for error in lost:
-            _log.error("%s: a call failed, and no wait raised its error: %r", self._name, error)
-        return not self._thread.is_alive()
-
-    def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            work, call, alive = item
-            error: BaseException | None = None
-            try:
-                call()
-            except BaseException as caught:  # Not even SystemExit may be lost with this thread.
-                error = caught
-            # The call's references are dropped before it is marked as finished.
-            del item, call, alive
-            self._finish(work, error)
-            del work, error
-
-    def _finish(self, work: Work, error: BaseException | None) -> None:
-        if error is not None:
-            with self._lock:
-                self._failed = deque(kept for kept in self._failed if kept._unseen is not None)
-                self._failed.append(work)
-        work._end(error)

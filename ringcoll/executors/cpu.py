@@ -18,7 +18,7 @@ from ringcoll.executors.binder import Binder, HostFits, agreed
 from ringcoll.executors.call_entries import CallEntries
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall
-from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
+from ringcoll.executors.drive import Lane, Pause, Task, drive, row_steps, run_paced_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.rows import Pacer, TraceEntry
@@ -63,6 +63,7 @@ class CpuExecutor(CallEntries):
         self.binder = Binder(fabric, symmetric, shared_state, node_signals, self.pacer)
         self.epoch = 0
         self.trace: list[TraceEntry] | None = None
+        self.left: Task | None = None  # a call that an interrupt has left, and nobody goes on with
         self.choices = KeptChoices(self.machine, HostFits(self.shared_state.half_bytes))
 
     # -- a call, in three parts; a group runs the parts of several ranks together -----------
@@ -85,7 +86,8 @@ class CpuExecutor(CallEntries):
         else:
             options, staged = like.options, like.staged
         agrees = waits_for_hellos(call, limits)
-        text = f"{call.signature()} {options}".rstrip()
+        shown = call.signature()
+        text = f"{shown} {options}".rstrip()
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
         number, any_class = next(self.shared_state.numbers), not (agrees or self.fabric.nodes)
@@ -115,6 +117,7 @@ class CpuExecutor(CallEntries):
             changes=0 if any_class else self.symmetric.changes,
             given=(start_of(call.send), start_of(call.recv), *reached),
             any_class=any_class,
+            shown=call.tagged(shown),
         )
 
     def choice(self, call: Call, limits: Limits) -> Choice:
@@ -129,10 +132,13 @@ class CpuExecutor(CallEntries):
             prepared.move_to(given)
         active = self.enter(prepared)
         bound = self.bind(active)
-        base = active.epoch << 32
         if len(bound.lanes) == 1 and not bound.messages:
-            run_lane = run_rows if self.pacer is None else run_paced_rows
-            run_lane(bound.lanes[0], base, self.idle, self.fabric.notify, self.fabric.fence)
+            lane, base, fabric = bound.lanes[0], active.epoch << 32, self.fabric
+            if self.pacer is not None:
+                run_paced_rows(lane, base, self.idle, fabric.notify, fabric.fence)
+            else:
+                for pause in row_steps(lane, base, fabric.notify, fabric.fence):
+                    self.idle(pause.ready)
         elif bound.lanes:
             drive([steps(self.lanes(active))], self.idle)
         self.finish(active)
@@ -145,14 +151,21 @@ class CpuExecutor(CallEntries):
                 prepared.move_to(given)
             active = self.enter(prepared)
             for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
-                while not self._all_entered(epoch):
+                while self.known < epoch and not self._all_entered(epoch):
                     yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
-            self.bind(active)
-            yield from steps(self.lanes(active))
+            bound, fabric = self.bind(active), self.fabric
+            if self.pacer is None and len(bound.lanes) == 1 and not bound.messages:
+                base = active.epoch << 32
+                yield from row_steps(bound.lanes[0], base, fabric.notify, fabric.fence)
+            else:
+                yield from steps(self.lanes(active))
             self.finish(active)
 
     def enter(self, prepared: CpuCall) -> ActiveCall:
         """Publish this rank's hello without waiting."""
+        if self.left is not None:
+            left, self.left = self.left, None
+            drive([left], self.idle)
         if prepared.agrees and prepared.changes != self.symmetric.changes:
             self._refresh_mappings(prepared)
         epoch, number = self.epoch + 1, prepared.hello.record

@@ -76,6 +76,7 @@ class CpuCall:
 
     given: Given = (0, 0, 0, 0)  # of its arrays
     any_class: bool = False  # whether it does not matter which memory peers reach
+    shown: str = ""  # what errors and works say of it
 
     def move_to(self, given: Given) -> None:
         """Take the arrays at other addresses, to which rows are bound when they are to run."""

@@ -24,24 +24,35 @@ SPINS = 40
 """Polls before the waiting rank gives its core away; a poll takes about 0.1 µs."""
 
 
-def run_rows(
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What a task waits for, and the time until which it cannot become ready."""
+
+    ready: Callable[[], bool]
+    until: float | None = None
+
+
+Task = Iterator[Pause]
+"""Runs until it must wait, yields for what, and is resumed when that is ready."""
+
+
+def row_steps(
     rows: Iterable[Row],
     base: int,
-    idle: Idle,
     notify: Callable[[int], None] | None,
     fence: Fence | None,
-) -> None:
+) -> Task:
     """Run one lane to its end; ``base``, the call's epoch << 32, is added to every count."""
     spins = SPINS if notify is None else 0
     for waits, work, signals in rows:
         for words, at, count in waits:
             wanted = base + count
-            if words[at] < wanted:
+            while words[at] < wanted:
                 for _ in range(spins):
                     if words[at] >= wanted:
                         break
                 else:
-                    idle(lambda words=words, at=at, wanted=wanted: words[at] >= wanted)  # type: ignore[misc]
+                    yield Pause(lambda words=words, at=at, wanted=wanted: words[at] >= wanted)  # type: ignore[misc]
         if fence is not None:
             fence()
         if work is not None:
@@ -61,7 +72,7 @@ def run_paced_rows(
     notify: Callable[[int], None] | None,
     fence: Fence | None,
 ) -> None:
-    """:func:`run_rows` over paced links: a row's signals are posted when its links are free.
+    """Run one lane over paced links: a row's signals are posted when its links are free.
 
     Meanwhile the rank polls the next row's signals, so that it knows when its data arrived.
     """
@@ -151,18 +162,6 @@ class Lane:
         if self.seen and self.row is not None and isinstance(self.row[1], Transfer):
             self.row[1].ready = self.due
         self.due = self.upcoming = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """What a task waits for, and the time until which it cannot become ready."""
-
-    ready: Callable[[], bool]
-    until: float | None = None
-
-
-Task = Iterator[Pause]
-"""Runs until it must wait, yields for what, and is resumed when that is ready."""
 
 
 def steps(lanes: list[Lane]) -> Task:

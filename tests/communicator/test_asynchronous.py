@@ -9,14 +9,14 @@ import signal
 import threading
 import time
 import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import ringcoll
 from ringcoll import ClosedError, DeadlineError, MismatchError
-from ringcoll.communicator.work import Latch, Worker
+from ringcoll.communicator.work import Latch
+from ringcoll.communicator.worker import Worker
 
 
 def test_calls_keep_the_order_in_which_they_were_made():
@@ -350,7 +350,7 @@ def test_a_call_that_could_not_be_queued_is_not_waited_for(monkeypatch):
         raise MemoryError("none left")
 
     with monkeypatch.context() as lacking:
-        lacking.setattr(worker, "_queue", SimpleNamespace(put=put))
+        lacking.setattr(worker, "_append", put)
         with pytest.raises(MemoryError):
             worker.submit(lambda: None)
     worker.drain()

@@ -9,7 +9,8 @@ import weakref
 
 import pytest
 
-from ringcoll.communicator.work import Work, Worker
+from ringcoll.communicator.work import Work
+from ringcoll.communicator.worker import PatientCall, Worker
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError, UsageError
 
 
@@ -150,3 +151,85 @@ def test_a_wait_inside_the_group_that_collects_the_call_is_refused():
     assert not work.done()
     work._end()
     work.wait()
+
+
+class Stepwise(PatientCall):
+    """Waits on ``gate`` where it is run, and notes the thread that has ended it."""
+
+    def __init__(self, gate=None, signal=None):
+        self.gate, self.signal, self.ended_on = gate, signal, None
+
+    def __call__(self):
+        self.left = False
+        if self.signal is not None:
+            signal, self.signal, self.left = self.signal, None, True
+            raise signal
+        if self.gate is not None:
+            self.gate.wait()
+        self.ended_on = threading.current_thread()
+
+
+def test_a_thread_that_waits_runs_patient_calls_in_their_order(worker):
+    calls = [Stepwise() for _ in range(5)]
+    works = [worker.submit_patient(call) for call in calls]
+    works[-1].wait()
+    assert all(work.done() for work in works)
+    assert calls[-1].ended_on in (threading.current_thread(), worker._thread)
+
+
+def test_the_worker_runs_a_patient_call_that_nobody_waits_for(worker):
+    for _ in range(30):  # from its naps and from its sleep
+        call = Stepwise()
+        work = worker.submit_patient(call)
+        while not work.done():
+            pass
+        assert call.ended_on is worker._thread
+
+
+def test_a_thread_that_waits_leaves_other_calls_to_the_worker(worker):
+    seen = []
+    worker.submit(lambda: seen.append(worker.is_current()))
+    call = Stepwise()
+    worker.submit_patient(call).wait()
+    assert seen == [True]
+    assert call.ended_on is not None
+
+
+def test_what_a_signal_has_left_goes_on_without_the_thread_that_waited():
+    worker = Worker("rank 3")
+    for how in ("worker", "wait", "drain", "close"):
+        call = Stepwise(signal=KeyboardInterrupt())
+        with worker._turn:  # so that the worker does not run it first
+            work = worker.submit_patient(call)
+            with pytest.raises(KeyboardInterrupt):
+                work.wait()
+            assert not work.done()
+        match how:
+            case "worker":
+                while not work.done():
+                    pass
+            case "wait":
+                work.wait()
+            case "drain":
+                worker.drain()
+            case _:
+                assert worker.close(timeout=60)
+        assert work.exception() is None
+        assert call.ended_on is not None
+        assert not worker.is_busy()
+
+
+def test_two_threads_that_wait_get_all_calls_run(worker):
+    for _ in range(50):
+        gate = threading.Event()
+        first, second = Stepwise(gate), Stepwise()
+        works = [worker.submit_patient(first), worker.submit_patient(second)]
+        threads = [threading.Thread(target=work.wait) for work in works]
+        for thread in threads:
+            thread.start()
+        gate.set()
+        for thread in threads:
+            thread.join(60)
+        assert first.ended_on is not None
+        assert second.ended_on is not None
+        assert not worker.is_busy()
