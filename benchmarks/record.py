@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import shlex
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ringcoll.bench.environment import machine, versions
+from ringcoll.bench.environment import machine, now, versions
 
 __all__ = ["add_out", "command_line", "commit", "now", "save"]
 
@@ -49,11 +48,6 @@ def _file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text} is a folder; name the JSON file to write")
     _folder(str(path.absolute().parent))
     return path
-
-
-def now() -> str:
-    """The date of a record."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def commit() -> str:

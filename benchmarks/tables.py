@@ -18,21 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import add_out
+from ringcoll.bench.fields import Fields
+from ringcoll.bench.records import LIBRARIES, call_rows, peer_times, source_of
 from ringcoll.units import format_bytes
 
-__all__ = ["FIGURES", "main", "record", "table"]
+__all__ = ["FIGURES", "LIBRARIES", "all_reduce", "main", "record", "table"]
 
 RESULTS = Path(__file__).parent / "results"
-
-LIBRARIES = {
-    "ringcoll": "ringcoll",
-    "nccl": "NCCL",
-    "nccl symmetric": "NCCL, symmetric windows",
-    "torch": "torch symmetric memory",
-    "yardstick": "kernel by hand",
-    "mpi": "MPI",
-}
-"""What records call a library, and its name in a table, in the order of the columns."""
 
 Record = Mapping[str, Any]
 Rows = list[list[str]]
@@ -46,14 +38,9 @@ def record(name: str) -> Record:
 
 def all_reduce(found: Record) -> dict[str, dict[int, float]]:
     """Microseconds by library and bytes; of torch's kernels the faster, of calls those in place."""
-    times: dict[str, dict[int, float]] = {}
-    for row in found["rows"]:
-        if row["collective"] != "all_reduce" or (row["lib"] == "ringcoll" and not row["in_place"]):
-            continue
-        lib = "torch" if row["lib"].startswith("torch") else row["lib"]
-        of = times.setdefault(lib, {})
-        of[row["bytes"]] = min(row["us"], of.get(row["bytes"], row["us"]))
-    return {lib: times[lib] for lib in LIBRARIES if lib in times}
+    rows = call_rows(Fields(found, "record"))[""]
+    times = peer_times(rows, "all_reduce")
+    return {lib: {size: row["us"] for size, row in of.items()} for lib, of in times.items()}
 
 
 def latency_table(name: str) -> tuple[str, Rows]:
@@ -283,24 +270,7 @@ def _differing(most: float) -> str:
 
 def _source(found: Record) -> str:
     """Where a record comes from, in a sentence."""
-    gpus = found.get("gpus") or found.get("machine", {}).get("gpus")
-    if isinstance(gpus, Sequence) and not isinstance(gpus, str):
-        gpus = f"{len(gpus)} {gpus[0].partition(',')[0]}"
-    machine = found.get("machine", {})
-    if gpus is None and machine.get("device") == "cuda":
-        gpus = f"{machine['ranks']} GPUs"
-    device = gpus or f"{machine['cores']} cores of {machine['cpu']}"
-    peers = {"nccl": "NCCL", "torch": "torch", "mpich": "MPICH"}
-    versions = "".join(
-        f", {title} {found['versions'][key]}"
-        for key, title in peers.items()
-        if key in found["versions"]
-    )
-    where = f"{' '.join(device.split())}{versions}"
-    changed = " (+: with uncommitted changes)" * found["commit"].endswith("+")
-    note = f" {found['note'].rstrip('.')}." if "note" in found else ""
-    commit = f"commit {found['commit']}{changed}"
-    return f"{where}; {found['date'][:10]}, {commit}: `{found['command']}`.{note}"
+    return str(source_of(Fields(found, "record")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

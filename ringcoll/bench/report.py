@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from ringcoll.bench import osu, table
 from ringcoll.bench.cases import Case, Section
+from ringcoll.bench.environment import now
 from ringcoll.bench.paced import Forecast
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
@@ -71,6 +72,7 @@ class Report:
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+    command: str = ""
     begun: Callable[[], object] = lambda: None
     """Called before the first row is kept."""
     crowded: bool = False
@@ -194,11 +196,13 @@ class Report:
             self.say(f"# wrote {plot_file}")
 
     def as_json(self) -> str:
-        """Every row, the machine and the versions, a row a line."""
+        """Every row, a row a line, then date, command, machine and versions."""
         rows = ",\n  ".join(json.dumps(row.as_json()) for row in self.rows)
-        machine, versions = json.dumps(self.machine), json.dumps(self.versions)
+        about: dict[str, Any] = {"date": now(), "command": self.command}
+        about |= {"machine": self.machine, "versions": self.versions}
+        lines = [f'"{key}": {json.dumps(value)}' for key, value in about.items()]
         inside = f"\n  {rows}\n" if rows else ""
-        return f'{{"rows": [{inside}],\n"machine": {machine},\n"versions": {versions}}}'
+        return ",\n".join([f'{{"rows": [{inside}]', *lines]) + "}"
 
 
 def fastest(rows: Sequence[Row]) -> list[str]:

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "verify": "prove the plans of the algorithms",
     "explain": "show what a plan moves where and when",
     "kernels": "list compiled GPU kernels, or compile them ahead of their first use",
+    "report": "draw the records of measurements as one HTML page",
 }
 """The commands, and a line on each."""
 

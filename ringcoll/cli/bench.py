@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -109,7 +110,8 @@ def _measure(args: argparse.Namespace, settings: Settings, channel: Channel) -> 
             # The first rank saves its rows while the others serve its last call, then aborts.
             interrupts.handle(lambda *_: None)
     output = opened(args.output)
-    report = Report(settings, output, sys.stderr, begun=begun)
+    command = shlex.join(["ringcoll", "bench", *_typed(args)])
+    report = Report(settings, output, sys.stderr, command=command, begun=begun)
     world = World(settings.threads, settings.device, settings.timeout)
     try:
         with _interruptible():

@@ -89,12 +89,30 @@ def test_a_prediction_is_dashed(figures, tmp_path):
     assert lines_of(figures[0])[0]["ringcoll, predicted"] == ([64], [9e5])
 
 
+def test_no_word_of_a_row_is_a_formula_or_hides_its_line(figures, tmp_path):
+    rows = [row("_$x^{$ $", 64, 1.0), row("ringcoll", 64, 2.0)]
+    draw_rows(rows, tmp_path / "rows.png", title="$\\frac{$")
+    assert [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()] == [
+        r" _\$x^{\$ \$",
+        "ringcoll",
+    ]
+
+
+def test_a_chain_is_drawn_with_its_residuals(figures, tmp_path):
+    assert draw("model_gpu", tmp_path) is not None
+    found = record("gpu_timing_model_4_of_12_blocks")["rows"]
+    residuals = lines_of(figures[0])[1]
+    off = [100 * point["off"] for point in found if point["ranks"] == 2]
+    assert next(iter(residuals.values()))[1] == pytest.approx(off)
+
+
 def test_records_are_drawn_in_the_same_way(figures, tmp_path):
     assert draw("collectives_cpu", tmp_path) is None
     path = draw("all_reduce_2_gpus", tmp_path)
     assert path is not None
     times, bandwidths = lines_of(figures[0])
-    assert list(times) == [name for lib, name in LIBRARIES.items() if lib != "mpi"]
+    *peers, by_hand = (name for lib, name in LIBRARIES.items() if lib != "mpi")
+    assert list(times) == [*peers, f"{by_hand}, out of place"]
     mine = all_reduce(record("gpu_bars_2"))["ringcoll"]
     assert dict(zip(*times["ringcoll"], strict=True)) == mine
     # busbw of two ranks is algbw.

@@ -67,7 +67,7 @@ def filled(**settings) -> Any:
 
 def test_json_has_exactly_its_keys():
     found = json.loads(filled().as_json())
-    assert list(found) == ["rows", "machine", "versions"]
+    assert list(found) == ["rows", "date", "command", "machine", "versions"]
     assert found["machine"] == {"cores": 4, "ranks": 4}
     assert found["versions"] == {"ringcoll": "1.2"}
     # A side that could not be measured has no row.
