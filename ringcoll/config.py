@@ -130,8 +130,8 @@ class Settings:
         pace: what links carry: bytes/s, or (bytes/s, seconds a message). Each rank has one egress
             and one ingress port of it on a switch; a third word "pairs" gives each ordered pair of
             ranks a link of its own.
-        register: of a group of torch.distributed: whether peers reach tensors on GPUs that its
-            all_reduce meets again, where they can; left out, they do.
+        register: whether GPU ranks register memory automatically: the other ranks map allocations
+            that calls of 1 MiB and more use for the second time, where they can; left out, they do.
 
     """
 

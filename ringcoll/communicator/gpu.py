@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.explaining import explain_gpu
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.rank_calls import with_options
@@ -19,6 +21,7 @@ from ringcoll.cuda.streams import outside_capture
 from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.async_errors import Watchdog
+from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
@@ -33,9 +36,11 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import Transport, allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
-from ringcoll.views import Extent
+from ringcoll.views import Extent, extent_of
 
 T = TypeVar("T")
+
+_log = logging.getLogger("ringcoll")
 
 
 class CudaState(RankState):
@@ -55,8 +60,10 @@ class CudaState(RankState):
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
         whole: bool = True,
+        register: bool = True,
     ) -> None:
         self.device, self.loader, self.transport = device, loader, transport
+        self.register_uses = register and whole
         super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
         if whole:  # not a part of a communicator that is still being made
             self.cuda.kernels.open()
@@ -83,6 +90,8 @@ class CudaState(RankState):
             memory.close()
             raise
         try:
+            if self.register_uses and self.transport == "p2p" and fabric.nranks > 1:
+                self._open_auto_register()
             self.sending = CudaPairs(self.cuda)
         except BaseException:
             self.cuda.close()  # closes the memory, too
@@ -96,6 +105,12 @@ class CudaState(RankState):
         self.cuda.machine = replace(self.cuda.machine, known=self.topology.machine)
         self._watch = Watchdog(self.fabric, self.cuda)
 
+    def _open_auto_register(self) -> None:
+        try:
+            self.cuda.open_auto_register()
+        except MachineError as error:  # on all ranks
+            _log.warning("automatic registration is off, calls stage plain buffers: %s", error)
+
     def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
         return CudaState(
             fabric,
@@ -105,19 +120,25 @@ class CudaState(RankState):
             transport=self.transport,
             parent=self,
             ranks=ranks,
+            register=self.register_uses,
         )
 
     def prepare(self, call: Call, config: Config, *, hellos_decide: bool = False) -> CudaCall:
         """Prepare a checked call for this rank's executor.
 
-        With ``hellos_decide`` the ranks need not know whether peers reach all buffers: the launch
-        carries a staged and a direct program, and the ranks' hellos select one.
+        With ``hellos_decide``, and if its buffers can be registered automatically, the ranks need
+        not know whether peers reach all buffers: the launch carries a staged and a direct program,
+        and the ranks' hellos select one.
         """
         self.usable()
         call = with_options(call, config)
         limits = _limits(call, config, self)
-        if hellos_decide and config.engine != "copy":  # copies need all addresses beforehand
-            limits = replace(limits, hellos_decide=True)
+        if config.engine != "copy":  # copies need all addresses beforehand
+            if not hellos_decide and call.nbytes >= MIN_BYTES:
+                input_, output = extent_of(call.send), extent_of(call.recv)
+                hello = self.cuda.hello(input_, output, registered=False)
+                hellos_decide = self._hellos_decide(call, config, mapped_buffers(call, hello))
+            limits = replace(limits, hellos_decide=hellos_decide)
         prepared = self.cuda.prepare(call, limits, self.timeout_of(config))
         if self.debug:
             self.log_choice(call.tagged(prepared.signature_text))
@@ -125,8 +146,23 @@ class CudaState(RankState):
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What a call runs whose buffers in ``mapped`` peers reach."""
-        limits = replace(_limits(call, config, self), mapped=mapped)
+        decide = self._hellos_decide(call, config, mapped)
+        limits = replace(_limits(call, config, self), mapped=mapped, hellos_decide=decide)
         return choose(with_options(call, config), self.cuda.machine, limits, self.cuda.fits)
+
+    def _hellos_decide(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> bool:
+        """Whether a call's buffers can be registered automatically, beside those in ``mapped``.
+
+        All ranks say the same: it depends on the call's shape, and on ``mapped`` as choices do.
+        """
+        kind = COLLECTIVES[call.collective]
+        return (
+            call.nbytes >= MIN_BYTES
+            and self.cuda.auto_register is not None
+            and not (kind.has_root or kind.prefix)
+            and not (config.engine == "copy" or callable(config.algorithm))
+            and len(mapped) < (1 if call.counts else 2)  # the most that all ranks know
+        )
 
     def memory_class(
         self,
@@ -141,13 +177,15 @@ class CudaState(RankState):
 
         Kernels need to know which buffers all ranks reach; copy engines also where they lie.
         """
-        hello = self.cuda.hello(input_, output, registered=hellos_decide)
+        hello = self.cuda.hello(input_, output, registered=False)
         given = input_[0], output[0], *hello
         if config.engine == "copy":
             return (given, self.symmetric.changes), given
-        if hellos_decide:
-            return None, given
         mapped = mapped_buffers(call, hello)
+        if hellos_decide or (
+            call.nbytes >= MIN_BYTES and self._hellos_decide(call, config, mapped)
+        ):
+            return None, (input_[0], output[0], *self.cuda.counted_hello(input_, output))
         if mapped:
             self.cuda.mappings.update()
         return mapped, given

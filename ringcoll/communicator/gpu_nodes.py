@@ -92,8 +92,9 @@ class NodesState(RankState):
         parent: NodesState | None = None,
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
+        register: bool = True,
     ) -> None:
-        self.device, self._transport = device, transport
+        self.device, self._transport, self._register = device, transport, register
         self.loader = (
             loader if isinstance(loader, DeferredLoader) else DeferredLoader(loader, settle)
         )
@@ -178,7 +179,15 @@ class NodesState(RankState):
 
     def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
         if fabric.nodes:
-            return NodesState(fabric, config, self.device, self.loader, parent=self, ranks=ranks)
+            return NodesState(
+                fabric,
+                config,
+                self.device,
+                self.loader,
+                parent=self,
+                ranks=ranks,
+                register=self._register,
+            )
         return CudaState(
             fabric,
             config,
@@ -187,6 +196,7 @@ class NodesState(RankState):
             transport=self.inside.transport,
             parent=self.inside,
             ranks=[self.node_ranks.index(rank) for rank in ranks],
+            register=self._register,
         )
 
     # -- calls -------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ def init(
             - ``cache_dir``: where detected machines, measurements and compiled kernels are kept.
             - ``pace``: what a CPU rank's port of a switch carries each way: bytes/s, or (bytes/s,
               seconds a message); a third word "pairs" gives each pair of ranks links of its own.
+            - ``register``: whether GPU ranks map memory of each other that large calls use again;
+              None: they do.
             - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.
 
     Returns:
@@ -97,7 +99,6 @@ def init(
 
     met: dict[str, Any] = {"id": id, "rank": rank, "nranks": nranks}
     try:
-        _refuse_register("init", options)
         agreed, settings = starting(config, timeout, device, options)
     except Error as error:
         post_failure(error, bootstrap, timeout=timeout, **met)
@@ -148,7 +149,6 @@ def init_all(
         [0, 1]
 
     """
-    _refuse_register("init_all", options)
     agreed, settings = starting(None, None, device, options)
     count, chosen = ordinals(nranks, settings.device or "auto")
     fabrics = thread_fabrics(count, agreed.timeout or 60.0)
@@ -271,15 +271,6 @@ def _show_log() -> None:
         _log.addHandler(handler)
 
 
-def _refuse_register(where: str, options: dict[str, Any]) -> None:
-    """Refuse ``register``, an option of groups of torch.distributed."""
-    if options.get("register") is not None:
-        raise ArgumentError(
-            f"{where}: register={options['register']!r} is for groups of torch.distributed, as "
-            f"pg_options; register arrays of this communicator by comm.register"
-        )
-
-
 def _consequence(error: BaseException) -> int:
     """A sort key: 0 for a cause, more for an error that another rank's failure has caused."""
     if isinstance(error, AbortedError):
@@ -335,6 +326,7 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
     if fabric.rank == 0:
         _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     state: RankState
+    register = settings.register is not False
     if device is None:
         state = RankState(fabric, config, pace=pace, topology=topology)
     elif fabric.nodes:
@@ -348,13 +340,20 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
             transport=settings.transport,
             cache_dir=settings.cache_dir,
             topology=topology,
+            register=register,
         )
     else:
         from ringcoll.communicator.gpu import CudaState
 
         kernels = loader(settings.cache_dir)
         state = CudaState(
-            fabric, config, device, kernels, transport=settings.transport, topology=topology
+            fabric,
+            config,
+            device,
+            kernels,
+            transport=settings.transport,
+            topology=topology,
+            register=register,
         )
     if settings.debug == "trace":
         state.start_trace()

@@ -237,6 +237,16 @@ def waiting_ends_capture(stream: int) -> bool:
         return True
 
 
+def current_is_captured(ordinal: int) -> bool:
+    """Whether this thread's current stream of CuPy or of torch is being captured."""
+    from cupy.cuda import get_current_stream
+
+    streams, torch = [get_current_stream(ordinal).ptr], sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        streams.append(torch.cuda.current_stream(ordinal).cuda_stream)
+    return any(map(waiting_ends_capture, streams))
+
+
 @contextmanager
 def outside_capture() -> Iterator[None]:
     """Let this thread wait for streams and events that are part of no capture, during one."""

@@ -5,7 +5,6 @@ They are found by what a call depends on, as the communicator's own; no tensor i
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ringcoll.arguments.calls import prepare
@@ -15,45 +14,29 @@ from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import ReduceOp
-from ringcoll.errors import MachineError
 from ringcoll.executors.contract import Given
-from ringcoll.torch.auto_register import MIN_BYTES, AutoRegistration
+from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.torch.tensors import memory
 from ringcoll.views import extent_of
 
 __all__ = ["TensorCalls"]
 
-_log = logging.getLogger("ringcoll")
-
 
 class TensorCalls:
-    """Prepares and caches the collectives of one communicator on dense tensors.
+    """Prepares and caches the collectives of one communicator on dense tensors."""
 
-    Args:
-        comm: the communicator.
-        auto_register: whether all_reduce registers the tensors that it sees repeatedly.
-
-    """
-
-    def __init__(self, comm: Communicator, *, auto_register: bool = False) -> None:
+    def __init__(self, comm: Communicator) -> None:
         state = comm._state
         self._rank, self._nranks, self._config = comm.rank, comm.nranks, state.config
-        self._calls = CallCache(state)
-        self._registration: AutoRegistration | None = None
-        # Copy engines need all ranks' addresses on the host, which hellos do not give.
+        self._calls = self._large = CallCache(state)
+        # Ranks may pass symmetric tensors and plain ones to one all_reduce. Copy engines need all
+        # ranks' addresses on the host, which hellos do not give.
         if (
-            auto_register
-            and comm.nranks > 1
-            and isinstance(state, CudaState)
-            and (state.transport, state.config.engine) in (("p2p", None), ("p2p", "sm"))
+            isinstance(state, CudaState)
+            and state.cuda.auto_register is not None
+            and state.config.engine != "copy"
         ):
-            try:
-                self._registration = AutoRegistration(state)
-                self._registering = CallCache(state, hellos_decide=True)
-            except MachineError as error:  # on all ranks
-                _log.warning(
-                    "automatic registration is off, all_reduce stages its tensors: %s", error
-                )
+            self._large = CallCache(state, hellos_decide=True)
 
     def find(
         self,
@@ -62,21 +45,16 @@ class TensorCalls:
         recv: Any,
         op: str | ReduceOp | None,
         root: int,
-        *,
-        caller_owned: bool = False,
     ) -> tuple[Any, Given]:
         """The call that ``state.run`` takes, and the addresses for its launch.
 
         Args:
             send: dense tensor, or None.
             recv: dense tensor; None: in place, or this rank receives nothing.
-            caller_owned: False where ``send`` is a temporary copy.
 
         """
-        registration, calls = self._registration, self._calls
-        if registration is not None and name == "all_reduce" and send.nbytes >= MIN_BYTES:
-            registration.count_use(send, caller_owned=caller_owned)
-            calls = self._registering
+        large = name == "all_reduce" and send.nbytes >= MIN_BYTES
+        calls = self._large if large else self._calls
         first, second = _address(send), _address(recv)
         if first is None or second is None:
             return self._prepare(calls, None, name, send, recv, op, root)
@@ -125,11 +103,9 @@ class TensorCalls:
         return calls.add(key, call, config, extent_of(first), extent_of(second))
 
     def forget(self) -> None:
-        """Drop all cached calls, and unregister nothing more."""
+        """Drop all cached calls."""
         self._calls.clear()
-        if self._registration is not None:
-            self._registering.clear()
-        self._registration = None
+        self._large.clear()
 
 
 def _address(tensor: Any) -> int | None:

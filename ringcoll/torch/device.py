@@ -39,12 +39,10 @@ class Device:
         comm: Communicator,
         ordinal: int,
         failed: Callable[[BaseException], BaseException],
-        *,
-        auto_register: bool = False,
     ) -> None:
         self.comm, self.ordinal, self._failed = comm, ordinal, failed
         self._state: Any = comm._state
-        self._calls = TensorCalls(comm, auto_register=auto_register)
+        self._calls = TensorCalls(comm)
         self._where = torch.device("cuda", ordinal)
         self._raw: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._streams = TorchStreams(torch, ordinal)
@@ -108,7 +106,7 @@ class Device:
         state = self._state
         try:
             with state.lock:
-                self._enqueue(self._calls.find(name, tensor, None, op, root, caller_owned=True))
+                self._enqueue(self._calls.find(name, tensor, None, op, root))
         except BaseException as error:
             raise_from(self._failed(error), error)
         return Finished((tensor,))
@@ -130,7 +128,7 @@ class Device:
             with state.lock, stream.device_guard():
                 stream.wait_stream(self._raw(self.ordinal))
                 tensor.record_stream(stream.stream)
-                call, given = self._calls.find(name, tensor, None, op, root, caller_owned=True)
+                call, given = self._calls.find(name, tensor, None, op, root)
                 state.run(call, stream.handle, given)
                 event = stream.record_event()
         except BaseException as error:

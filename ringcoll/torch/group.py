@@ -12,6 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -78,7 +79,6 @@ class ProcessGroupRingcoll(Barriers):
         self._blocks: dict[str, Blocks] = {}
         self._messages: Messages | None = None
         self._pairs: Pairs | None = None
-        self._auto_register = False
         self._gpus_decided = size == 1  # one rank opens it alone
         self._process = os.getpid()
         self._presence = Presence(self._store, rank) if size > 1 else None
@@ -116,7 +116,7 @@ class ProcessGroupRingcoll(Barriers):
                 if self._pairs is not None:
                     self._pairs.flush()  # torch/point_to_point.py says why first
                 comm = self._open("cuda", "cuda", range(self._nranks), name, ordinal=ordinal)
-                device = Device(comm, ordinal, self._failed, auto_register=self._auto_register)
+                device = Device(comm, ordinal, self._failed)
                 device.batch.launch = self._launch
                 self._device = device
             return self._device
@@ -145,7 +145,8 @@ class ProcessGroupRingcoll(Barriers):
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, members.index(self._rank), len(members), patience)
             where.left = partial(self._left, members, name)
-            self._auto_register = settings.register is not False
+            if who:  # messages alone
+                settings = replace(settings, register=False)
             with ending(where):
                 fabric = open_fabric(where, timeout=seconds, node=settings.node)
             return communicator_on(fabric, config, settings, ordinal)

@@ -181,15 +181,16 @@ def _with_direct(
 
 
 def _choose_dual(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
-    """The programs for mapped and for unmapped buffers; the hellos select one.
+    """The programs for unmapped and for mapped buffers, if there are both; the hellos select one.
 
-    The unmapped one is the exception and takes no more blocks, since all of a launch are resident.
+    The unmapped one has the blocks that it would have alone: some memory can never be mapped.
     """
-    limits = replace(limits, hellos_decide=False, mapped=ALL_MAPPED)
-    direct = choose_simple(call, machine, limits, fits)
-    limits = replace(limits, mapped=frozenset(), blocks=direct.grid.blocks)
+    limits = replace(limits, hellos_decide=False, mapped=frozenset())
     staged = choose_simple(call, machine, limits, fits)
-    return _combined(staged, direct, call, machine, fits)
+    with contextlib.suppress(LaunchRefused):
+        direct = choose_simple(call, machine, replace(limits, mapped=ALL_MAPPED), fits)
+        return _combined(staged, direct, call, machine, fits)
+    return staged
 
 
 def _combined(staged: Choice, direct: Choice, call: Call, machine: GpuRanks, fits: Fits) -> Choice:

@@ -186,9 +186,11 @@ def test_options_of_init_that_cannot_be():
         ringcoll.init_all(2, pace=(0, 0))
 
 
-def test_what_only_groups_of_torch_do_is_refused():
-    with pytest.raises(ArgumentError, match=r"init_all: register=True .* comm\.register"):
-        ringcoll.init_all(2, register=True)
+def test_registering_is_on_or_off():
+    with pytest.raises(ArgumentTypeError, match="register=3: wanted True or False"):
+        ringcoll.init_all(2, register=3)
+    for comm in ringcoll.init_all(2, register=False):
+        comm.close()
 
 
 def test_calls_after_close_are_refused():

@@ -103,7 +103,7 @@ def comms(gpus):
 
 def opened() -> Any:
     made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
-    together(made, lambda comm: (comm._settle(), comm._state.cuda.open_auto_register()))
+    together(made, lambda comm: comm._settle())
     return made
 
 
@@ -280,9 +280,7 @@ def test_memory_that_ranks_make_together_is_in_the_table_before_anything_is_prep
     together(comms, work)
 
 
-def test_a_rank_without_memory_for_it_is_told_to_all(gpus, monkeypatch):
-    made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
-    together(made, lambda comm: comm._settle())
+def test_a_rank_without_memory_for_it_turns_it_off_on_all(gpus, memory, monkeypatch, caplog):
     plain = device_memory.host_mapped
 
     def refusing(nbytes, *, ordinal, what):
@@ -292,9 +290,13 @@ def test_a_rank_without_memory_for_it_is_told_to_all(gpus, monkeypatch):
 
     monkeypatch.setattr(auto_register, "host_mapped", refusing)
 
+    made = opened()
+    assert [of(comm) for comm in made] == [None] * 3
+    assert caplog.text.count("calls stage plain buffers: ") == 3
+    assert "nothing to pin" in caplog.text
+
     def work(comm):
-        with pytest.raises(ringcoll.MachineError, match="nothing to pin"):
-            comm._state.together(comm._state.cuda.open_auto_register)
+        right(comm, FakeBuffer(comm, numbers(comm.rank, 0)), 0)
 
     together(made, work)
     close(made)

@@ -218,15 +218,20 @@ ASKED = ("all_reduce", {"mapped": frozenset(), "hellos_decide": True})
 
 
 @pytest.mark.parametrize("nranks", [2, 3, 4, 8, 16])
-@pytest.mark.parametrize("ordered", [False, True])
-def test_where_hellos_tell_of_all_buffers_both_ways_are_carried(nranks, ordered):
-    name, options = ASKED
-    ordering = {"deterministic": ordered}
-    found = rooted(name, nranks, **options, **ordering)
-    reached = rooted(name, nranks, mapped=ALL_MAPPED, **ordering)
-    blocks = reached.grid.blocks
-    staged = rooted(name, nranks, mapped=frozenset(), blocks=blocks, **ordering)
-    grid = replace(staged.grid, blocks=blocks)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("all_gather", "reduce_scatter", "all_to_all")),
+        *(("all_reduce", {"deterministic": ordered}) for ordered in (False, True)),
+        ("all_reduce", {"algorithm": "ring"}),
+    ],
+)
+def test_where_hellos_tell_of_all_buffers_both_ways_are_carried(nranks, name, options):
+    found = rooted(name, nranks, **ASKED[1], **options)
+    reached = rooted(name, nranks, mapped=ALL_MAPPED, **options)
+    staged = rooted(name, nranks, mapped=frozenset(), **options)
+    # Each as it would be alone, in a launch that has blocks for both.
+    grid = replace(staged.grid, blocks=max(staged.grid.blocks, reached.grid.blocks))
     assert found == replace(staged, grid=grid, direct=reached)
     assert found.reads_hellos and reached.reads_hellos and not staged.reads_hellos
 

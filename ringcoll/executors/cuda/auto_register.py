@@ -1,14 +1,15 @@
 """Automatic registration: ranks map repeated buffers of their peers without waiting for each other.
 
 ``comm.register`` exchanges handles, so it waits for the other ranks' hosts, which a program may
-delay until this call has returned. Here a rank appends the handles of its allocations to a log in
-shared memory. Peers poll the logs in their own calls, map what is new and acknowledge it; once all
-have acknowledged an allocation this rank's hellos name buffers inside it, and calls run zero-copy.
-Until then they run staged.
+delay until this call has returned. Here a rank appends the handle of an allocation to a log in
+shared memory when large calls use it for the second time. Peers poll the logs in their own calls,
+map what is new and acknowledge it; once all have acknowledged an allocation this rank's hellos name
+buffers inside it, and calls run zero-copy. Until then they run staged.
 
 No reference keeps the memory alive: every call looks its buffers up by CUDA's unique number of the
-allocation. Freed allocations are marked in the log and unmapped by the peers; until then CUDA keeps
-the physical memory (``benchmarks/results/gpu_mapping.json``, also for what follows).
+allocation, whatever array or slice it was given. Freed allocations are marked in the log and
+unmapped by the peers; until then CUDA keeps the physical memory
+(``benchmarks/results/gpu_mapping.json``, also for what follows).
 
 Making and opening a handle waits for no kernel. Closing one waits for all kernels and blocks the
 process's other threads in CUDA, so it is done when no call of ringcoll can be running, or by
@@ -18,7 +19,10 @@ process's other threads in CUDA, so it is done when no call of ringcoll can be r
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,7 +34,7 @@ import numpy as np
 from ringcoll.cuda.device import on
 from ringcoll.cuda.driver import Allocation, allocation_of, number_of
 from ringcoll.cuda.memory import host_mapped
-from ringcoll.cuda.streams import Event, outside_capture
+from ringcoll.cuda.streams import Event, current_is_captured, outside_capture
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda.mappings import MAX_REGISTRATIONS, Mappings, registration_row
 from ringcoll.executors.cuda.signature import OFFSET_BITS
@@ -48,17 +52,48 @@ _VERSION, _COUNT, _MAPPED = range(3)
 rank the count of its registrations that this one has mapped; then for each registration whether it
 was freed. The handles follow."""
 
+MIN_BYTES = 1 << 20
+"""Calls of smaller buffers neither count nor name allocations."""
+
+USES_BEFORE = 1
+"""Uses of an allocation before the one that registers it."""
+
+_UNMAPPABLE = -1
+"""The count of an allocation without a handle: it is not tried again."""
+
+_MAX_COUNTED = 4096
+"""Allocations that are counted at most; the least recently used is dropped."""
+
 _OFTEN = 16
-"""Polls between two searches for freed allocations, which take 1 us a registration."""
+"""Polls between two searches for freed allocations; and how many one search looks at, which takes
+1 us each."""
+
+_PATIENCE = 200e-6
+"""Seconds that a rank waits for its own copy engine to write the rows of new mappings."""
 
 _WHAT = "automatically registered memory"
 
 
 class AutoRegister:
-    """Automatic registrations of one communicator, under its lock; constructing is collective."""
+    """Automatic registrations of one communicator; constructing is collective.
 
-    def __init__(self, fabric: Fabric, ordinal: int, mappings: Mappings) -> None:
+    ``capturing`` says whether calls are being captured in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        ordinal: int,
+        mappings: Mappings,
+        capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
         n = fabric.nranks
+        self._capturing = capturing
+        # Of threads that make calls at once, one polls and counts; the others go on.
+        self._polling = threading.Lock()
+        self._captured = False  # whether calls were being captured at the last poll
+        self._uses: dict[int, int] = {}  # by CUDA's number of the allocation
+        self._explained = False
         self._fabric, self._rank, self._nranks = fabric, fabric.rank, n
         self._ordinal, self._mappings = ordinal, mappings
         self._fence = fence_of()
@@ -89,9 +124,34 @@ class AutoRegister:
             outcome(fabric.texts(_WHAT), True, failure)
             made.pop_all()
         self._pointers = np.frombuffer(self._rows.host, np.uint64)
-        track_captures()
 
     # -- this rank's memory ---------------------------------------------------------------------
+
+    def count_use(self, *pointers: int) -> None:
+        """Count a use of the allocations around device pointers, 0 for none.
+
+        The second use registers an allocation, unless it is captured: then it does not count.
+        """
+        if not self._polling.acquire(blocking=False):
+            return
+        try:
+            for number, pointer in {number_of(at): at for at in pointers if at}.items():
+                if number and number not in self._own:
+                    self._count(number, pointer)
+        finally:
+            self._polling.release()
+
+    def _count(self, number: int, pointer: int) -> None:
+        uses = self._uses.pop(number, 0)
+        if not (uses == _UNMAPPABLE or self._captured or current_is_captured(self._ordinal)):
+            uses += 1
+            if uses > USES_BEFORE:
+                if self.register(pointer):
+                    return  # an allocation that is freed has no number any more
+                uses = _UNMAPPABLE
+        while len(self._uses) >= _MAX_COUNTED:
+            self._uses.pop(next(iter(self._uses)))
+        self._uses[number] = uses
 
     def register(self, pointer: int) -> bool:
         """Offer the allocation around a pointer to the peers.
@@ -101,21 +161,25 @@ class AutoRegister:
             log has room for MAX_REGISTRATIONS.
 
         """
-        self._find_freed()
+        self._find_freed(MAX_REGISTRATIONS)
         number = self._registered
         try:
             with on(self._ordinal) as cuda, outside_capture():
                 whole = allocation_of(pointer)
                 if whole.number in self._own:
                     return True
-                if number == MAX_REGISTRATIONS or not (whole.exportable and whole.number):
-                    return False
+                if number == MAX_REGISTRATIONS:
+                    return self._stays_staged(f"this rank has registered {number} allocations")
+                if not (whole.exportable and whole.number):
+                    return self._stays_staged(
+                        "stream-ordered pools and virtual memory, such as torch's expandable "
+                        "segments, have no CUDA IPC handle"
+                    )
                 handle = replace(self._mine, pointer=whole.start, nbytes=whole.nbytes)
                 if not self._fabric.threads:
                     handle = replace(handle, ipc=cuda.ipcGetMemHandle(whole.start))
         except (MachineError, RuntimeError) as error:
-            _log.info("%s has no handle: %s", _WHAT, error)
-            return False
+            return self._stays_staged(str(error))
         at = self._records + number * MEMORY_HANDLE_BYTES
         self._logs[self._rank][at : at + MEMORY_HANDLE_BYTES] = bytes.fromhex(handle.encode())
         self._registered = number + 1
@@ -124,6 +188,18 @@ class AutoRegister:
         self._own[whole.number] = number, whole
         self._publish()
         return True
+
+    def _stays_staged(self, why: str) -> bool:
+        """Log, once, why calls on an allocation stay staged; False."""
+        if not self._explained:
+            self._explained = True
+            _log.info(
+                "rank %d: an allocation that calls use again stays staged, as will others for "
+                "which this holds: %s; use comm.empty or comm.register",
+                self._rank,
+                why,
+            )
+        return False
 
     def mapped_address(self, pointer: int, nbytes: int) -> int:
         """The address of memory for hellos, mapping << 48 | offset; 0 until all peers map it."""
@@ -149,19 +225,32 @@ class AutoRegister:
         self._memory_fence()
         self._words[self._rank][_VERSION] += 1
 
-    def _find_freed(self) -> None:
-        """Mark freed allocations in the log."""
-        gone = [key for key, (_, whole) in self._own.items() if number_of(whole.start) != key]
-        for key in gone:
-            number, _ = self._own.pop(key)
-            self._words[self._rank][self._freed + number] = 1
+    def _find_freed(self, most: int) -> None:
+        """Mark freed allocations in the log; of the registered ones look at ``most``, in turns."""
+        gone = False
+        with on(self._ordinal):  # without a context CUDA knows no allocation
+            for key in list(itertools.islice(self._own, most)):
+                number, whole = self._own.pop(key)
+                if number_of(whole.start) == key:
+                    self._own[key] = number, whole  # behind the others
+                else:
+                    self._words[self._rank][self._freed + number] = 1
+                    gone = True
         if gone:
             self._publish()
 
     # -- the peers' memory ----------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Map new registrations of peers and read their acknowledgements; does not wait."""
+        """Map new registrations of peers and read their acknowledgements; waits for no rank."""
+        if self._polling.acquire(blocking=False):
+            try:
+                self._poll()
+            finally:
+                self._polling.release()
+
+    def _poll(self) -> None:
+        self._captured = self._capturing()
         for peer in self._peers:
             version = self._words[peer][_VERSION]
             if version != self._versions[peer]:
@@ -174,7 +263,7 @@ class AutoRegister:
             self._unmap()
         self._polls += 1
         if self._polls % _OFTEN == 0:
-            self._find_freed()
+            self._find_freed(_OFTEN)
 
     def _read_log(self, peer: int) -> None:
         """Read a peer's log."""
@@ -186,6 +275,8 @@ class AutoRegister:
             self._map(peer, last)
         freed = (key for key in self._mapped if key[0] == peer and words[self._freed + key[1]])
         self._stale += [key for key in freed if key not in self._stale]
+        if self._stale:
+            track_captures()
 
     def _map(self, peer: int, last: int) -> None:
         """Map a peer's new registrations; a stream of their own writes their rows.
@@ -207,7 +298,10 @@ class AutoRegister:
                     str(error),  # not the error, whose frames hold events
                 )
             event = Event(self._ordinal, self._stream)
-        self._writing.append((event, peer, self._seen[peer]))
+            self._writing.append((event, peer, self._seen[peer]))
+            end = time.perf_counter() + _PATIENCE
+            while not event.done() and time.perf_counter() < end:
+                pass  # so that this poll acknowledges the rows, not the next
 
     def _map_one(self, cuda: Any, peer: int, number: int) -> None:
         at = self._records + number * MEMORY_HANDLE_BYTES

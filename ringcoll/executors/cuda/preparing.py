@@ -157,9 +157,22 @@ class CudaPreparer:
         return found[0] << OFFSET_BITS | found[1]
 
     def open_auto_register(self) -> AutoRegister:
-        """Open automatic registration, by which peers map repeated tensors; collective."""
-        self.auto_register = AutoRegister(self.fabric, self.device.ordinal, self.mappings)
+        """Open automatic registration, by which peers map repeated buffers; collective."""
+        self.auto_register = AutoRegister(
+            self.fabric, self.device.ordinal, self.mappings, self.stream_order.capturing
+        )
         return self.auto_register
+
+    def counted_hello(self, input_: Extent, output: Extent) -> tuple[int, int]:
+        """Both buffers of a large call as peers reach them; others are counted, and registered."""
+        registry = self.auto_register
+        if registry is not None:
+            registry.poll()
+        hello = first, second = self.hello(input_, output, registered=True)
+        if registry is not None and not (first and second):
+            registry.count_use(0 if first else input_[0], 0 if second else output[0])
+        self.mappings.update()
+        return hello
 
     def launchable_of(self, calls: Sequence[CudaCall]) -> Launching:
         """The launch of one rank, or of all that share the device."""

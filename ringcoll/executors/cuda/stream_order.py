@@ -30,7 +30,9 @@ _all: WeakSet[StreamOrder] = WeakSet()
 _lock = threading.Lock()
 
 _tracking = False
-"""Whether this process calls :func:`all_idle`: then every call checks whether it is captured."""
+"""Whether every call checks whether it is captured, for :func:`all_idle`. Before, the calls of a
+capture are not noticed that begins on the stream of the call before, unless a large one is among
+them (:meth:`StreamOrder.capturing`)."""
 
 
 def track_captures() -> None:
@@ -188,6 +190,14 @@ class StreamOrder:
         if self._end is not None:
             self._end.order(stream)
         self._end = Event(self.ordinal, stream)
+
+    def capturing(self) -> bool:
+        """Whether the stream of the last call is being captured now, as the next call may be."""
+        stream = self.stream
+        if stream is None or not waiting_ends_capture(stream):
+            return False
+        self._replayed = True
+        return True
 
     def refuse_capture(self, what: str) -> None:
         """Refuse to wait for a stream that is being captured: that would end the capture."""

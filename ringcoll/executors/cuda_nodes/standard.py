@@ -36,7 +36,11 @@ _COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 """Collectives and the element types that they are compiled for; reductions are sums."""
 _BYTES = (4 << 10, 256 << 10, 1 << 20, 64 << 20)  # LL, LL128 in one hop and in two, Simple
 _NO_LIMITS = Limits()
-_REGISTERED_BYTES = 64 << 20  # torch's large tensors, which are registered automatically
+_TWO_PROGRAMS = (
+    Limits(protocol="Simple", hellos_decide=True),  # of one slice where buffers are staged
+    Limits(hellos_decide=True),
+)
+"""Of calls of 1 and of 64 MiB whose buffers are registered automatically."""
 
 
 def standard_sources(ranks: Sequence[int] = RANKS) -> list[str]:
@@ -73,8 +77,9 @@ def _texts(ranks: Sequence[int]) -> Iterator[str]:
             yield from texts_of(call, nranks, Limits(mapped=shared))
             if name == "all_reduce":
                 yield from texts_of(call, nranks, nvlink=False)
-            if nbytes >= _REGISTERED_BYTES and not kind.prefix:
-                yield from texts_of(call, nranks, Limits(hellos_decide=True))
+            for limits, size in zip(_TWO_PROGRAMS, _BYTES[2:], strict=True):
+                if nbytes == size and not (kind.prefix or kind.has_root):
+                    yield from texts_of(call, nranks, limits)
 
 
 def call_of(nranks: int, name: str, dtype: str, nbytes: int, *, in_place: bool = False) -> Call:
