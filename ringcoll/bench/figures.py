@@ -87,8 +87,8 @@ def forecasts(found: Forecasts) -> Figure:
         times.yaxis.set_major_formatter("{x:g}")
     times.set_ylabel("time (ms)")
     times.legend(fontsize=8, title="points: measured\nlines: the model")
-    rest.axhspan(-100 * _BAND, 100 * _BAND, alpha=0.12, color="C5", linewidth=0)
-    rest.axhline(0, color="C5", linewidth=0.8)
+    rest.axhspan(-100 * _BAND, 100 * _BAND, alpha=0.12, color=_COLOURS[5], linewidth=0)
+    rest.axhline(0, color=_COLOURS[5], linewidth=0.8)
     rest.set_ylabel("measured over the model (%)")
     figure.suptitle(plain(found.title))
     return figure
@@ -102,7 +102,7 @@ def overlaps(found: Overlaps) -> Figure:
     colours = [f"C{_colour_of(name)}" for name in names]
     for axes, text, at in zip(panels, ("all_reduce", "GEMM"), (1, 2), strict=True):
         _bars(axes, names, [float(way[at]) for way in found.ways], colours)
-        axes.axvline(1, color="C5", linewidth=0.8)
+        axes.axvline(1, color=_COLOURS[5], linewidth=0.8)
         axes.set_xlabel(f"time of the {text} beside the other, over alone")
     figure.suptitle(plain(found.title))
     return figure
@@ -178,7 +178,7 @@ def training(runs: Sequence[Steps]) -> Figure:
     ranks = sorted({run.nranks for run in runs})
     best = max(of.get(ranks[0], 0.0) for of in lines.values())
     ideal = [best * n / ranks[0] for n in ranks]
-    axes.plot(ranks, ideal, linestyle="--", color="C5", label="proportional")
+    axes.plot(ranks, ideal, linestyle="--", color=_COLOURS[5], label="proportional")
     axes.set_ylabel(plain(f"{runs[0].unit} a second"))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     _rank_axis(axes, ranks)

@@ -114,7 +114,7 @@ def _lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
         side = usual if usual in found else not usual
         mine = [row for row in rows if (row["lib"], row["in_place"]) == (lib, side)]
         note = "" if side == usual else ", in place" if side else ", out of place"
-        what = ("collective", "algorithm") if _compared(mine) else ("collective",)
+        what = ("collective", "algorithm") if compared(mine) else ("collective",)
         several = len({row["collective"] for row in rows}) > 1
         for row in mine:
             words = [lib, *(str(row[key]) for key in what if key != "collective" or several)]
@@ -126,7 +126,7 @@ def _libs(rows: Sequence[Row]) -> dict[str, None]:
     return dict.fromkeys(str(row["lib"]) for row in rows)
 
 
-def _compared(rows: Sequence[Row]) -> bool:
+def compared(rows: Sequence[Row]) -> bool:
     """Whether a size was measured with several algorithms, rather than by the library's choice."""
     found: dict[tuple[object, ...], set[object]] = {}
     for row in rows:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.bench.fields import Fields, printable
+from ringcoll.bench.plot import compared
 from ringcoll.units import format_bytes
 
 LIBRARIES = {
@@ -141,17 +142,20 @@ def found_in(record: Fields) -> Iterator[Found]:
 
 
 def peer_times(rows: Sequence[Row], collective: str) -> dict[str, dict[int, Row]]:
-    """The rows of a collective by library and bytes.
+    """The rows of a collective by library, or algorithm where several are compared, and bytes.
 
     Of torch's kernels the faster, of a library that has them the calls in place.
     """
     times: dict[str, dict[int, Row]] = {}
     mine = [row for row in rows if row["collective"] == collective and row["bytes"] > 0]
     inside = {row["lib"] for row in mine if row.get("in_place")}
+    mine = [row for row in mine if row["lib"] not in inside or row.get("in_place")]
+    libs = {row["lib"] for row in mine}
+    several = {lib for lib in libs if compared([row for row in mine if row["lib"] == lib])}
     for row in mine:
-        if row["lib"] in inside and not row.get("in_place"):
-            continue
         lib = "torch" if row["lib"].startswith("torch") else row["lib"]
+        if row["lib"] in several and "algorithm" in row:
+            lib = f"{lib} {row['algorithm']}"
         of = times.setdefault(lib, {})
         if row["bytes"] not in of or row["us"] < of[row["bytes"]]["us"]:
             of[row["bytes"]] = row
@@ -181,6 +185,7 @@ def _call(row: Fields) -> dict[str, Any]:
     made: dict[str, Any] = {key: row.text(key) for key in ("lib", "collective")}
     made |= {"bytes": row.whole("bytes"), "in_place": row.value.get("in_place") is True}
     made["us"] = row.number("us" if "us" in row else "time_us")
+    made |= {"algorithm": row.text("algorithm")} if "algorithm" in row else {}
     optional = ("busbw", "predicted_us", "host_us")
     return made | {key: row.number(key) for key in optional if row.value.get(key)}
 

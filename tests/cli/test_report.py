@@ -228,6 +228,24 @@ def test_measurements_of_the_command_are_drawn(tmp_path, capsys):
     assert f", commit not recorded: <code>{command}</code>" in text
 
 
+def test_algorithms_that_are_compared_are_apart(report):
+    rows = [call("ringcoll", n, 3.0, algorithm=a) for n in (64, 128) for a in ("ring", "tree")]
+    rows += [call("mpi", 64, 3.0, algorithm="a"), call("mpi", 128, 3.0, algorithm="b")]
+    _, text = report(a=calls(rows=rows))
+    assert "<th>MPI</th><th>ringcoll ring</th><th>ringcoll tree</th></tr>" in text
+
+
+def test_predictions_of_rows_and_of_hosts_have_residuals(report):
+    rows = [call("ringcoll", 1024, 3.0, predicted_us=4.0), call("mpi", 1024, 5.0)]
+    line = {"collective": "broadcast", "bytes": 2048, "lib": "ringcoll", "ms": 2.0}
+    lines = [{**line, "model_ms": 1.9}, {**line, "lib": "mpi"}]
+    _, text = report(a=calls(rows=rows), b={**calls(rows=[]), "lines": lines})
+    assert text.count("<svg") == 2
+    numbers = "<td>1 KiB</td><td>3.00</td><td>4.00</td><td>-25.0%</td>"
+    assert f"<td>all_reduce, ringcoll</td>{numbers}" in text
+    assert "<td>broadcast</td><td>2 KiB</td><td>2000</td><td>1900</td><td>+5.3%</td>" in text
+
+
 def test_wrong_refused_and_chosen_by_hand_is_left_out(report):
     rows = calls()["rows"]
     rows += [call("wrong", 1024, 1.0, wrong=3), call("wrong", 2048, 1.0, wrong=0)]
