@@ -124,7 +124,7 @@ class CallCache:
         ``shape`` says what the key does but the counts. None where a call must be checked, or
         chosen and prepared from the beginning.
         """
-        if second[0] and first[0] and _overlap(first, second):
+        if second[0] and first[0] and overlap(first, second):
             if first != second:
                 return None
             key, shape = (key, 0), (shape, 0)
@@ -157,7 +157,7 @@ class CallCache:
 
         With a key of None it is not kept. With a ``shape``, calls of other counts are kept like it.
         """
-        overlap = _overlap(first, second)
+        shared = overlap(first, second)
         input_, output = (_part(array, first, second) for array in (call.send, call.recv))
         checked = CheckedCall(
             call.on(_emptied(call.send), _emptied(call.recv)),
@@ -173,11 +173,11 @@ class CallCache:
             return found
         with self._adding:
             evict(self._checked, CACHED_CALLS)
-            self._checked[(key, second[0] - first[0]) if overlap else key] = checked
+            self._checked[(key, second[0] - first[0]) if shared else key] = checked
             same = call.count and not (call.counts or call.custom_signature)
-            if shape is not None and same and (not overlap or first == second):
+            if shape is not None and same and (not shared or first == second):
                 evict(self._shapes, CACHED_CALLS)
-                self._shapes[(shape, 0) if overlap else shape] = checked
+                self._shapes[(shape, 0) if shared else shape] = checked
         return found
 
     def _in_memory(
@@ -226,7 +226,7 @@ class CallCache:
             self._prepared.clear()
 
 
-def _overlap(first: Extent, second: Extent) -> bool:
+def overlap(first: Extent, second: Extent) -> bool:
     """Whether two arguments share memory; 0 is none."""
     if not first[0] or not second[0]:
         return False
@@ -263,7 +263,7 @@ def comparable(arguments: tuple[Any, ...]) -> object:
     for argument in arguments:
         if type(argument) in (list, tuple):
             found += tuple(argument), *map(type, argument)
-        elif argument is None or isinstance(argument, (str, ReduceOp)):
+        elif argument is None or type(argument) is int or isinstance(argument, (str, ReduceOp)):
             found.append(argument)
         else:
             return found

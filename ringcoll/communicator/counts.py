@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ringcoll.arguments.vector import (
+    VCall,
     prepare_all_gather_v,
     prepare_all_to_all_v,
     prepare_gather_v,
@@ -219,11 +220,8 @@ class CountedCollectives(Calling):
             [array([0, 1, 1]), None]
 
         """
-        send, recv = self._engine.views("gather_v", sendbuf=sendbuf, recvbuf=recvbuf)
-        call = prepare_gather_v(
-            send, recv, counts, displs, root, rank=self.rank, nranks=self.nranks
-        )
-        return self._engine.exchange(call, how, (sendbuf, recvbuf))
+        check, arguments = prepare_gather_v, (counts, displs, root)
+        return self._engine.exchange("gather_v", check, sendbuf, recvbuf, arguments, how)
 
     @overload
     def scatter_v(
@@ -292,11 +290,8 @@ class CountedCollectives(Calling):
             [[0], [1, 2]]
 
         """
-        send, recv = self._engine.views("scatter_v", sendbuf=sendbuf, recvbuf=recvbuf)
-        call = prepare_scatter_v(
-            send, recv, counts, displs, root, rank=self.rank, nranks=self.nranks
-        )
-        return self._engine.exchange(call, how, (sendbuf, recvbuf))
+        check, arguments = prepare_scatter_v, (counts, displs, root)
+        return self._engine.exchange("scatter_v", check, sendbuf, recvbuf, arguments, how)
 
     @overload
     def all_to_all_v(
@@ -370,15 +365,14 @@ class CountedCollectives(Calling):
             [[1, 11], [2, 12]]
 
         """
-        send, recv = self._engine.views("all_to_all_v", sendbuf=sendbuf, recvbuf=recvbuf)
-        call = prepare_all_to_all_v(
-            send,
-            sendcounts,
-            recv,
-            recvcounts,
-            sdispls,
-            rdispls,
-            rank=self.rank,
-            nranks=self.nranks,
+        arguments = sendcounts, recvcounts, sdispls, rdispls
+        return self._engine.exchange(
+            "all_to_all_v", _check_all_to_all_v, sendbuf, recvbuf, arguments, how
         )
-        return self._engine.exchange(call, how, (sendbuf, recvbuf))
+
+
+def _check_all_to_all_v(
+    send: object, recv: object, sends: object, receives: object, *displs: object, **ranks: int
+) -> VCall:
+    """The arguments in the order of the other checks."""
+    return prepare_all_to_all_v(send, sends, recv, receives, *displs, **ranks)

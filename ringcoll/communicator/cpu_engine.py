@@ -15,10 +15,18 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.call_cache import prepare_collective
+from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.call_cache import (
+    CACHED_CALLS,
+    comparable,
+    evict,
+    overlap,
+    prepare_collective,
+)
 from ringcoll.communicator.engine import Check, Engine
+from ringcoll.communicator.exchange import Exchange, keep, run_exchange
 from ringcoll.communicator.failures import more_frames, settle
-from ringcoll.communicator.group import current, of_thread, run_together
+from ringcoll.communicator.group import current, of_thread
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
@@ -60,6 +68,10 @@ class CpuEngine(Engine):
 
     xp = np
     _state: RankState
+
+    def __init__(self, state: RankState, nranks: int) -> None:
+        super().__init__(state, nranks)
+        self._exchanges: dict[object, Exchange] = {}
 
     def collective(
         self,
@@ -172,6 +184,58 @@ class CpuEngine(Engine):
             return progress.issue(calls, timeout, name, alive, later=later)
         return self._issue(calls, later=later, alive=alive, timeout=config.timeout, name=name)
 
+    def exchange(
+        self,
+        name: str,
+        check: Callable[..., VCall],
+        sendbuf: Any,
+        recvbuf: Any,
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """Find the sends and receives of a v-variant by its shape, or check them; launch them."""
+        key = kept = None
+        alive = sendbuf, recvbuf
+        sent, received = _read(sendbuf), _read(recvbuf)
+        if sent is not None and received is not None and of_thread.group is None:
+            (first, sends), (second, receives) = sent, received
+            extents = (first, sends and sendbuf.nbytes), (second, receives and recvbuf.nbytes)
+            if not overlap(*extents):
+                options = (*how.items(), *map(type, how.values())) if how else ()
+                key = name, comparable(arguments), sends, receives, options
+        try:
+            kept = self._exchanges.get(key)
+        except TypeError:  # an argument or an option that has no hash
+            key = None
+        if kept is None:
+            return self._first_exchange(key, name, check, alive, arguments, how)
+        calls, timeout = kept.on(sendbuf, recvbuf), kept.timeout
+        return self._issue(calls, later=kept.later, alive=alive, timeout=timeout, name=name)
+
+    @_explained
+    def _first_exchange(
+        self,
+        key: _Key | None,
+        name: str,
+        check: Callable[..., VCall],
+        buffers: tuple[Any, Any],
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """An exchange that has not been checked; ``key`` is None where none can be kept."""
+        config, _, later = self._options(name, how)
+        calls = self._check_exchange(name, check, *buffers, arguments)
+        calls, timeout = [with_options(call, config) for call in calls], config.timeout
+        if key is not None:
+            evict(self._exchanges, CACHED_CALLS)
+            self._exchanges[key] = keep(calls, buffers, timeout, later=later)
+        return self._issue(calls, later=later, alive=buffers, timeout=timeout, name=name)
+
+    def forget(self) -> None:
+        """Drop all prepared calls."""
+        super().forget()
+        self._exchanges.clear()
+
     def views(self, _name: str, /, **buffers: Any) -> list[Any]:
         """The buffers, for the checks."""
         return list(buffers.values())
@@ -219,13 +283,13 @@ class CpuEngine(Engine):
                 if len(calls) == 1 and isinstance(calls[0], LaunchRequest):
                     self._state.run(calls[0].prepared, None, calls[0].addresses)
                 else:
-                    run_together([(self._state, call, timeout) for call in calls])
+                    run_exchange(self._state, [c for c in calls if isinstance(c, Call)], timeout)
             except BaseException:
                 self._state.quarantine(alive)
                 raise
 
 
-def _read(buffer: Any) -> tuple[int, object] | None:
+def _read(buffer: Any) -> tuple[int, Any] | None:
     """The address of a numpy array, and what of its shape a call depends on; None: another kind."""
     if buffer is None:
         return 0, None

@@ -109,9 +109,25 @@ class Engine(ABC):
         send, recv = self.views(name, sendbuf=sendbuf, recvbuf=recvbuf)
         return [*prepare_sendrecv(send, dest, recv, source, exact, **ranks)]
 
-    def exchange(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
-        """Launch a v-variant that runs as sends and receives."""
-        return self.pairs(call.collective, as_pairs(call, self._nranks), how, alive)
+    def exchange(
+        self,
+        name: str,
+        check: Callable[..., VCall],
+        sendbuf: Any,
+        recvbuf: Any,
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """A v-variant that runs as sends and receives; ``arguments`` as in :meth:`counted`."""
+        calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
+        return self.pairs(name, calls, how, (sendbuf, recvbuf))
+
+    def _check_exchange(
+        self, name: str, check: Callable[..., VCall], sendbuf: Any, recvbuf: Any, arguments: Any
+    ) -> list[Call]:
+        send, recv = self.views(name, sendbuf=sendbuf, recvbuf=recvbuf)
+        checked = check(send, recv, *arguments, rank=self._rank, nranks=self._nranks)
+        return as_pairs(checked, self._nranks)
 
     @abstractmethod
     def views(self, name: str, /, **buffers: Any) -> list[Any]:

@@ -17,12 +17,12 @@ from typing import Any
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.failures import reason_of
 from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.inside import inside_failure, members_of, open_inside
 from ringcoll.communicator.nodes_calls import explain_across, first_piece, prepare_across
 from ringcoll.communicator.rank import SCRATCH_BYTES, RankState
 from ringcoll.communicator.rank_calls import refuse_kernel_options
 from ringcoll.communicator.topology import Topology
+from ringcoll.communicator.waiting import wait_for
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device

@@ -36,7 +36,7 @@ from ringcoll.errors import (
     MismatchError,
     RankLostError,
 )
-from ringcoll.executors.drive import SPINS, Pause, Task
+from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.point_to_point import ActivePairCall, Pairs
 
 if TYPE_CHECKING:
@@ -155,17 +155,6 @@ class Progress(MessageThread):
         except MismatchError:
             return False  # raised again when the message is moved
 
-    def _spin(self, left: list[ActivePairCall]) -> list[ActivePairCall]:
-        """Poll for the ends of halves for some microseconds; returns the rest."""
-        if self.fabric.notify is not None or not all(map(self.pairs.is_small, left)):
-            return left
-        for _ in range(SPINS):
-            if any(map(self.pairs.may_finish, left)):
-                left = [half for half in left if not self._has_ended(half)]
-                if not left:
-                    break
-        return left
-
     def _queue(self, left: Sequence[ActivePairCall], work: MessageWork, alive: object) -> None:
         """Let halves be moved by whoever waits, or by the thread."""
         if not left:
@@ -211,7 +200,7 @@ class Progress(MessageThread):
             with self._lock:
                 left = self._begin(halves, work)
                 if work is None and left:
-                    left = self._spin(left)
+                    left = self.pairs.spin(left, self._has_ended)
                     work = MessageWork(self, state, name, len(left)) if left else None
                 if work is not None:
                     self._queue(left, work, alive)

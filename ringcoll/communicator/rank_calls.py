@@ -131,13 +131,13 @@ class RankCalls(RankErrors):
         except BaseException as error:
             limit = more_frames(error)
             try:
-                self._raise_settled(error)
+                self.raise_settled(error)
             finally:
                 sys.setrecursionlimit(limit)
 
-    def _raise_settled(self, error: BaseException) -> NoReturn:
-        """Note the error of a call, and raise it."""
-        known = settle([self], error)
+    def raise_settled(self, error: BaseException, *, begun: bool = False) -> NoReturn:
+        """Note the error of a call, and raise it; ``begun`` as in :meth:`fail`."""
+        known = settle([self], error, begun=begun)
         try:
             if known is error:
                 raise error
@@ -196,7 +196,7 @@ class RankCalls(RankErrors):
                     raise
                 limit = more_frames(error)
                 try:
-                    self._raise_settled(error)
+                    self.raise_settled(error)
                 finally:
                     sys.setrecursionlimit(limit)
                     self.quarantine(call.alive)

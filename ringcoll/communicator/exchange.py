@@ -1,0 +1,99 @@
+"""The v-variants that are sends and receives: kept by shape, and run together by one rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringcoll.arguments.calls import Call
+from ringcoll.communicator.failures import more_frames
+from ringcoll.communicator.waiting import wait_for
+from ringcoll.executors.drive import drive
+from ringcoll.executors.point_to_point import ActivePairCall, Pairs
+from ringcoll.views import address_of, start_of
+
+if TYPE_CHECKING:
+    from ringcoll.communicator.rank import RankState
+
+_Piece = tuple[int, slice] | None
+"""Which of the buffers, sendbuf and recvbuf, an array lies in, and where, in elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Checked sends and receives without their arrays, and the options of their call."""
+
+    calls: Sequence[tuple[Call, _Piece, _Piece]]
+    timeout: float | None
+    later: bool
+
+    def on(self, sendbuf: Any, recvbuf: Any) -> list[Call]:
+        """The calls on other arrays of the same shape that share no memory."""
+        flat: list[Any] = [
+            None if buffer is None else buffer.reshape(-1) for buffer in (sendbuf, recvbuf)
+        ]
+        return [
+            call.on(
+                None if send is None else flat[send[0]][send[1]],
+                None if recv is None else flat[recv[0]][recv[1]],
+            )
+            for call, send, recv in self.calls
+        ]
+
+
+def keep(
+    calls: Sequence[Call], buffers: tuple[Any, Any], timeout: float | None, *, later: bool
+) -> Exchange:
+    """What is kept of calls on two numpy arrays that share no memory."""
+    kept = [
+        (call.on(None, None), _piece(call.send, buffers), _piece(call.recv, buffers))
+        for call in calls
+    ]
+    return Exchange(kept, timeout, later)
+
+
+def _piece(array: Any, buffers: Sequence[Any]) -> _Piece:
+    start = start_of(array)
+    for number, buffer in enumerate(buffers):
+        if array is None or buffer is None:
+            continue
+        at = start - address_of(buffer) if start else 0
+        if 0 <= at < max(1, buffer.nbytes):
+            first = at // array.itemsize
+            return number, slice(first, first + array.size)
+    return None
+
+
+def run_exchange(state: RankState, calls: Sequence[Call], timeout: float | None) -> None:
+    """Run sends and receives of one rank, each of another pair or direction."""
+    state.usable()
+    pairs: Any = state.pairs
+    seconds, begun = state.fabric.timeout if timeout is None else timeout, False
+    try:
+        state.fabric.check()
+        begun = len(calls) > 1  # a refused call alone has no effect on other ranks
+        left = _begin(pairs, calls, seconds)
+        if left:
+            tasks = [pairs.half(half) for half in left]
+            drive(tasks, lambda ready: wait_for([state], ready, seconds))
+    except BaseException as error:
+        limit = more_frames(error)
+        try:
+            state.raise_settled(error, begun=begun)
+        finally:
+            sys.setrecursionlimit(limit)
+
+
+def _begin(pairs: Pairs, calls: Sequence[Call], timeout: float) -> list[ActivePairCall]:
+    """Enter the calls, and end those that can within some microseconds; returns the rest."""
+    halves: list[ActivePairCall] = []
+    for call in calls:
+        if call.send is not None and call.recv is not None:
+            call.recv[...] = call.send  # a local copy, unknown to other ranks
+        else:
+            halves.append(ActivePairCall(call, timeout))
+            pairs.enter(halves[-1])
+    left = [half for half in halves if not pairs.finish(half)]
+    return pairs.spin(left, pairs.finish) if left else left
