@@ -65,7 +65,8 @@ def test_ctrl_c_leaves_no_shared_memory_of_mpi(own):
     start = launch(2)
     if is_open_mpi(start[0]):
         pytest.skip("these files are MPICH's")
-    words = [*BENCH, "all_reduce", "--peer", "mpi", "-N", "0", *(["--ranks", "2"] if own else [])]
+    words = [*BENCH, "all_reduce", "--peer", "mpi", "-b", "1K", "-e", "1K", "-n", "2", "-N", "0"]
+    words += ["--ranks", "2"] if own else []
     with subprocess.Popen(
         words if own else [*start, *words],
         env=environment(),

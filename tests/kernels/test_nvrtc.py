@@ -33,28 +33,22 @@ def source():
     return f"{FOLD}\n{head}{calls}}}\n"
 
 
-def compiled(architecture):
-    """The compiled program's PTX or, for a real architecture, cubin."""
+def compiled():
+    """The compiled program's PTX; test_matrix.py makes cubins of every operator."""
     nvrtc = pytest.importorskip("cupy", reason="NVRTC is reached through CuPy").cuda.nvrtc
     program = nvrtc.createProgram(source(), "every.cu", [], [])
     try:
-        nvrtc.compileProgram(program, [*FLAGS, f"-arch={architecture}", f"-I{KERNELS}"])
+        nvrtc.compileProgram(program, [*FLAGS, "-arch=compute_90", f"-I{KERNELS}"])
     except nvrtc.NVRTCError:
         pytest.fail(nvrtc.getProgramLog(program))
     assert "warning" not in nvrtc.getProgramLog(program)
-    real = architecture.startswith("sm")
-    text = nvrtc.getCUBIN(program) if real else nvrtc.getPTX(program)
+    text = nvrtc.getPTX(program)
     nvrtc.destroyProgram(program)
     return text
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_every_operator_compiles(architecture):
-    assert len(compiled(architecture)) > 10_000
-
-
 def test_nothing_is_fused_flushed_or_approximate():
-    text = compiled("compute_90")
+    text = compiled()
     if isinstance(text, bytes):
         text = text.decode()
     assert "add.rn.f32" in text

@@ -87,7 +87,9 @@ def test_ranks_that_disagree_see_both_sides(healthy):
     }
     for verdict in outcome.verdicts.values():
         for name, (one, others) in sides.items():
-            assert verdict[name].startswith("MismatchError: ")
+            # The broadcast may have failed for another rank before the barrier that follows it.
+            before = "(ClosedError: .* broken by an earlier error, )?" if name == "root" else ""
+            assert re.match(f"{before}MismatchError: ", verdict[name])
             assert re.search(f"rank 1: .*{one}", verdict[name])
             assert re.search(f"rank [02]: .*{others}", verdict[name])
         assert verdict["empty"].startswith("MismatchError: empty: ")

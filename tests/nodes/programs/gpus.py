@@ -235,7 +235,9 @@ def reduces(comm, checks, _gpus) -> None:
     for kind in ("float32", "bfloat16"):
         wide = dtype_of(kind).accumulator
         given = [
-            np.random.default_rng(rank).standard_normal(480 * 32 * n).astype(dtype_of(kind).numpy)
+            np.random.default_rng(rank)
+            .standard_normal(30_720 // n * n)
+            .astype(dtype_of(kind).numpy)
             for rank in range(n)
         ]
         parts = [
