@@ -66,7 +66,7 @@ class Program:
 
     ``collective`` is the plan's before slicing, with ``in_place`` of the launch. Each of the
     ``scratch`` chunks a rank has ``slots`` slots, W'. ``heard``: for each rank the ranks that have
-    entered when it ends, bit p for rank p.
+    entered when it ends, bit p for rank p. ``total``: they are all ranks, for each.
     """
 
     collective: Collective
@@ -74,21 +74,19 @@ class Program:
     scratch: int
     slots: int
     heard: tuple[int, ...]
+    total: bool = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         parts = self.collective, self.programs, self.scratch, self.slots, self.heard
         object.__setattr__(self, "_hash", hash(parts))
+        all_ranks = (1 << len(self.heard)) - 1
+        total = all_ranks == 1 or all(mask == all_ranks for mask in self.heard)
+        object.__setattr__(self, "total", total)
 
     def __hash__(self) -> int:
         """Computed once: what follows from a program is kept by it."""
         return self._hash
-
-    @property
-    def total(self) -> bool:
-        """Whether each rank ends only after all ranks have entered."""
-        nranks = len(self.heard)
-        return nranks == 1 or all(mask == (1 << nranks) - 1 for mask in self.heard)
 
     @property
     def blocks(self) -> tuple[Block, ...]:

@@ -10,7 +10,7 @@ address at every call: nothing is known of an old one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ from ringcoll.views import Extent, device_view, extent_of, start_of, view_at
 CACHED_CALLS = 512
 """Calls that a communicator caches, and preparations of all of them: the oldest goes first. Where
 preparations depend on addresses, between nodes and by copy engines, one call may have many."""
+
+_ALIKE = 4
+"""Calls that differ in their count alone by which others are prepared: GPU ranks need one for each
+kernel."""
 
 
 def evict(cache: dict[Any, Any], most: int) -> None:
@@ -61,6 +65,21 @@ class CheckedCall:
 
     def scaled(self, first: Extent, second: Extent) -> CheckedCall | None:
         """The call on arguments that lie there, with them; None unless its count alone differs."""
+        found = self.recounted(first, second)
+        if found is None:
+            return None
+        call, new, other = found.call, found.input, found.output
+        at, kind = (first[0], second[0], 0), call.dtype.numpy
+        if new.nbytes:
+            call.send = view_at(at[new.argument] + new.offset, new.nbytes, kind)
+        if other is new:
+            call.recv = call.send
+        elif other.nbytes:
+            call.recv = view_at(at[other.argument] + other.offset, other.nbytes, kind)
+        return found
+
+    def recounted(self, first: Extent, second: Extent) -> CheckedCall | None:
+        """The same without them."""
         call, sent, received = self.call, self.input, self.output
         count, (one, other) = call.count, self.nbytes
         if one % count or other % count:
@@ -72,15 +91,7 @@ class CheckedCall:
             return None
         new = sent.scaled(count, now)
         parts = new, new if sent == received else received.scaled(count, now)
-        at, kind = (first[0], second[0], 0), call.dtype.numpy
-        send, recv = call.send, call.recv
-        if new.nbytes:
-            send = view_at(at[new.argument] + new.offset, new.nbytes, kind)
-        if parts[1] is new:
-            recv = send
-        elif (new := parts[1]).nbytes:
-            recv = view_at(at[new.argument] + new.offset, new.nbytes, kind)
-        call = call.on(send, recv)
+        call = call.on(call.send, call.recv)
         call.count, call.nbytes = now, call.nbytes // count * now
         return CheckedCall(call, self.config, *parts, (first[1], second[1]))
 
@@ -91,7 +102,7 @@ class CallCache:
     def __init__(self, state: Any, **how: bool) -> None:
         self._state, self._how = state, how
         self._checked: dict[Hashable, CheckedCall] = {}
-        self._shapes: dict[Hashable, CheckedCall] = {}  # one of any count
+        self._shapes: dict[Hashable, tuple[CheckedCall, ...]] = {}  # of any count, newest first
         self._prepared: dict[tuple[CheckedCall, Hashable], None] = {}  # all, the oldest first
         # Threads look calls up at once, and no call may wait for one that another is running. A
         # signal handler may close the communicator in the middle of that.
@@ -128,7 +139,7 @@ class CallCache:
             if first != second:
                 return None
             key, shape = (key, 0), (shape, 0)
-        like = self._shapes.get(shape)
+        like = next(iter(self._shapes.get(shape, ())), None)
         before = None if like is None else like.any_class or like.prepared.get(None)
         checked = None if like is None or before is None else like.scaled(first, second)
         if checked is None:
@@ -139,9 +150,42 @@ class CallCache:
         if not prepared.any_class:
             _, given = state.memory_class(call, config, extent_of(call.send), extent_of(call.recv))
         with self._adding:
-            evict(self._checked, CACHED_CALLS)
-            self._checked[key] = checked
-            self._keep(checked, None, prepared)
+            self._keep(checked, None, prepared, key)
+        return prepared, given
+
+    def find_like(
+        self, key: Hashable, shape: Hashable, first: Extent, second: Extent
+    ) -> tuple[Any, Given] | None:
+        """The same on GPU ranks, where not one kernel runs every count: it may be prepared anew."""
+        if second[0] and first[0] and overlap(first, second):
+            if first != second:
+                return None
+            key, shape = (key, 0), (shape, 0)
+        likes = self._shapes.get(shape)
+        checked = None if likes is None else likes[0].recounted(first, second)
+        if likes is None or checked is None:
+            return None
+        state, call, config = self._state, checked.call, checked.config
+        at, input_, output = (first[0], second[0], 0), checked.input, checked.output
+        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
+        extents = (start, input_.nbytes), (end, output.nbytes)
+        kind, given, prepared = None, (start, end, 0, 0), None
+        for like in likes:
+            if like.any_class is not None and prepared is None:
+                prepared = state.prepare_like(like.any_class, call, config)
+        if prepared is None:
+            # Once for each call: it counts their uses.
+            kind, given = state.memory_class(call, config, *extents, **self._how)
+            for like in likes:
+                if kind in like.prepared and prepared is None:
+                    prepared = state.prepare_like(like.prepared[kind], call, config)
+        anew = prepared is None
+        if prepared is None:
+            prepared = state.prepare(_viewed(call, extents, device_view), config, **self._how)
+        with self._adding:
+            self._keep(checked, kind, prepared, key)
+            if anew:
+                self._shapes[shape] = checked, *likes[: _ALIKE - 1]
         return prepared, given
 
     def add(
@@ -177,7 +221,8 @@ class CallCache:
             same = call.count and not (call.counts or call.custom_signature)
             if shape is not None and same and (not shared or first == second):
                 evict(self._shapes, CACHED_CALLS)
-                self._shapes[(shape, 0) if shared else shape] = checked
+                shape = (shape, 0) if shared else shape
+                self._shapes[shape] = checked, *self._shapes.get(shape, ())[: _ALIKE - 1]
         return found
 
     def _in_memory(
@@ -190,18 +235,20 @@ class CallCache:
         prepared = checked.prepared.get(kind)
         if prepared is None:
             view = device_view if state.on_gpu else view_at
-            send, recv = (
-                view(*extent, call.dtype.numpy) if extent[0] and whole is None else array
-                for extent, array in zip(extents, (call.send, call.recv), strict=True)
+            prepared = state.prepare(
+                whole or _viewed(call, extents, view), checked.config, **self._how
             )
-            whole = whole or call.on(send, recv)
-            prepared = state.prepare(whole, checked.config, **self._how)
             with self._adding:
                 self._keep(checked, kind, prepared)
         return prepared, given
 
-    def _keep(self, checked: CheckedCall, kind: Hashable, prepared: Any) -> None:
-        """Keep a prepared call; the caller holds the lock."""
+    def _keep(
+        self, checked: CheckedCall, kind: Hashable, prepared: Any, key: Hashable = None
+    ) -> None:
+        """Keep a prepared call, and with a key the checked one; the caller holds the lock."""
+        if key is not None:
+            evict(self._checked, CACHED_CALLS)
+            self._checked[key] = checked
         while len(self._prepared) >= CACHED_CALLS:
             found = next(iter(self._prepared), None)
             if found is not None:
@@ -224,6 +271,15 @@ class CallCache:
             self._checked.clear()
             self._shapes.clear()
             self._prepared.clear()
+
+
+def _viewed(call: Call, extents: tuple[Extent, Extent], view: Callable[..., Any]) -> Call:
+    """A call on buffers that lie there."""
+    send, recv = (
+        view(*extent, call.dtype.numpy) if extent[0] else array
+        for extent, array in zip(extents, (call.send, call.recv), strict=True)
+    )
+    return call.on(send, recv)
 
 
 def overlap(first: Extent, second: Extent) -> bool:

@@ -30,7 +30,8 @@ from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.sending import ALIGNED, PreparedPairs
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
-from ringcoll.views import device_view, extent_of
+from ringcoll.tuner.predicted import power
+from ringcoll.views import Extent, device_view, extent_of
 
 
 class DeviceWork(Work):
@@ -86,6 +87,8 @@ class CudaEngine(Engine):
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
         self._messages: dict[object, PreparedPairs] = {}
+        # Across nodes messages are prepared for each address.
+        self._recounts = isinstance(state, CudaState)
         self._keeps_messages = isinstance(state, CudaState) and state.sending.launches_alone
 
     def collective(
@@ -100,7 +103,7 @@ class CudaEngine(Engine):
         arguments: tuple[Any, ...] = (),
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and enqueue it."""
-        stream, later, key, found = None, False, None, None
+        stream, later, key, shape, found = None, False, None, None, None
         options: tuple[object, ...] = ()
         if how:
             how = dict(how)
@@ -121,9 +124,12 @@ class CudaEngine(Engine):
                 found = self.calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
+            if found is None and key is not None and self._recounts:
+                shape, *extents = _without_counts(key, first, second)
+                found = self.calls.find_like(key, shape, *extents)
         if found is None:
             arguments = arguments or (op, root)
-            found = self._prepared(key, name, check, arguments, sendbuf, recvbuf, how)
+            found = self._prepared(key, shape, name, check, arguments, sendbuf, recvbuf, how)
         like = recvbuf if sendbuf is None else sendbuf
         if stream is not None:
             pointer, owner = self._stream_of(stream, like, name)
@@ -147,6 +153,7 @@ class CudaEngine(Engine):
     def _prepared(
         self,
         key: tuple[object, ...] | None,
+        shape: tuple[object, ...] | None,
         name: str,
         check: Check,
         arguments: tuple[Any, ...],
@@ -154,13 +161,15 @@ class CudaEngine(Engine):
         recvbuf: Any,
         how: dict[str, Any],
     ) -> tuple[Any, Given]:
-        """Check and prepare a call; it is kept if it has a key."""
+        """Check and prepare a call; it is kept if it has a key, for other counts with a shape."""
         where = f"{name} on rank {self._rank}"
         send = self._view(sendbuf, "sendbuf", where)
         recv = self._view(recvbuf, "recvbuf", where)
         call = check(name, arguments, self._rank, self._nranks, send, recv)
         config = resolve(self._state.config, how.pop("config", None), how, where)
-        return self.calls.add(key, call, config, extent_of(send), extent_of(recv))
+        if check is not prepare_collective:
+            shape = None
+        return self.calls.add(key, call, config, extent_of(send), extent_of(recv), shape)
 
     def _stream_of(self, stream: Any, like: object, name: str) -> tuple[int, object]:
         """The handle of a call's stream, and its owner, if known, which must outlive the call."""
@@ -318,6 +327,25 @@ def _refuse_matching(name: str, calls: list[Call]) -> None:
                 f"{name} on rank {call.rank}: source=ANY and exact=False are for CPU ranks: a "
                 f"kernel cannot look at messages first; pass the source and the count that it sends"
             )
+
+
+def _without_counts(
+    key: tuple[Any, ...], first: int, second: int
+) -> tuple[tuple[object, ...], Extent, Extent]:
+    """What of a call's key is no count, but for powers of two, and where its arguments lie.
+
+    By LL a kernel is compiled for whole words, or any bytes.
+    """
+    name, op, root, kind, sends, receives, alignment, options = key
+    sent = sends[0] * sends[1].itemsize if sends else 0
+    received = receives[0] * receives[1].itemsize if receives else 0
+    size = power(max(sent, received)), sent & 7, received & 7
+    rest = sends and sends[1:], receives and receives[1:]
+    return (
+        (name, op, root, kind, *rest, alignment, options, size),
+        (first, sent),
+        (second, received),
+    )
 
 
 def _no_group() -> None:

@@ -144,6 +144,11 @@ class CudaState(RankState):
             self.log_choice(call.tagged(prepared.signature_text))
         return prepared
 
+    def prepare_like(self, before: CudaCall, call: Call, _config: Config) -> CudaCall | None:
+        """Prepare a call that differs from a prepared one in its count alone; None: this cannot."""
+        self.usable()
+        return None if self.debug else self.cuda.prepare_like(before, call)
+
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What a call runs whose buffers in ``mapped`` peers reach."""
         decide = self._hellos_decide(call, config, mapped)

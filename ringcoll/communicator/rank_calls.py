@@ -54,8 +54,8 @@ class RankCalls(RankErrors):
         refuse_kernel_options(call, config, "CPU ranks", _CPU_OPTIONS)
         return self.prepare_on_host(call, config)
 
-    def prepare_like(self, before: CpuCall, call: Call, config: Config) -> CpuCall:
-        """Prepare a call that differs from a prepared one in its count alone."""
+    def prepare_like(self, before: Any, call: Call, config: Config) -> Any:
+        """Prepare a call that differs from a prepared one in its count alone; None: this cannot."""
         self.usable()
         if self.debug:
             return self.prepare_on_host(call, config)

@@ -36,10 +36,16 @@ from ringcoll.tuner.simple import (
 )
 
 
+def alike(machine: GpuRanks) -> bool:
+    """Whether one ring is as good as any, so that nothing is predicted for a call."""
+    known = machine.known
+    return known is None or (known.all_pairs and known.channels is None)
+
+
 def choose_gpu(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
     """The choice, along as many of the machine's rings as blocks and a launch carry."""
     known = machine.known
-    if known is None or (known.all_pairs and known.channels is None):
+    if known is None or alike(machine):
         return _choose(call, machine, limits, fits)
     compared, why = _compared(call, machine, limits)
     most = machine.blocks if limits.blocks is None or limits.channels else limits.blocks
@@ -61,7 +67,7 @@ def _compared(call: Call, machine: GpuRanks, limits: Limits) -> tuple[Limits, tu
     named = limits.algorithm is not None or limits.channels is not None
     if named or limits.engine == "copy" or limits.orders(call.collective):
         return limits, ()
-    protocol, _ = _protocol(call, machine, limits)
+    protocol, _ = protocol_of(call, machine, limits)
     if protocol in IN_BAND:
         default = _ll_algorithm(call, machine.nranks, limits, protocol)
     else:
@@ -93,7 +99,7 @@ def _choose(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice
             f"{where}: slices={limits.slices}, but protocol={given!r} has one slice; leave "
             f"slices out or take protocol='Simple'"
         )
-    protocol, why = _protocol(call, machine, limits)
+    protocol, why = protocol_of(call, machine, limits)
     if protocol != "Simple":
         try:
             return _choose_ll(call, machine, limits, fits, protocol, why)
@@ -104,7 +110,7 @@ def _choose(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice
     return choose_simple(call, machine, limits, fits)
 
 
-def _protocol(call: Call, machine: GpuRanks, limits: Limits) -> tuple[str, tuple[str, ...]]:
+def protocol_of(call: Call, machine: GpuRanks, limits: Limits) -> tuple[str, tuple[str, ...]]:
     """The protocol that an option names, or thresholds; and why, if they do."""
     name = call.collective
     if name == "barrier" or (limits.slices or 1) > 1:
@@ -155,11 +161,18 @@ def _choose_ll(
     candidate = candidate_of(call, machine, limits, default)
     launch = Launch(protocol, 1, WINDOW, frozenset(), in_place(call))
     found = fitted(call, candidate, launch, fits, "sm", why)
+    return found.on(ll_grid(call, found, machine, limits, fits))
+
+
+def ll_grid(call: Call, found: Choice, machine: GpuRanks, limits: Limits, fits: Fits) -> Grid:
+    """The CUDA blocks of LL or LL128: few wide ones only where many narrow ones are too few."""
     packs, most = max(1, fits.packs(call, found)), machine.most(limits)
-    few = min(most, LL_BLOCKS.value)
-    widths = (*LL_WORKERS.value, machine.workers)
-    workers = next((width for width in widths if -(-packs // width) <= few), machine.workers)
-    return found.on(Grid(1, min(most, -(-packs // workers)), workers + machine.sync_threads))
+    few, workers = min(most, LL_BLOCKS.value), machine.workers
+    for width in LL_WORKERS.value:
+        if -(-packs // width) <= few:
+            workers = width
+            break
+    return Grid(1, min(most, -(-packs // workers)), workers + machine.sync_threads)
 
 
 def in_two_layers(call: Call, limits: Limits) -> bool:

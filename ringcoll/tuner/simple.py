@@ -51,7 +51,7 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     slices = slices_of(call, limits.algorithm or default)
     found = _launched(call, machine, limits, fits, "sm", default, slices, why)
     where = f"{call.collective} on rank {call.rank}"
-    lanes = max(1, *(len(found.program.of(rank)) for rank in range(machine.nranks)))
+    lanes = lanes_of(found, machine)
     if lanes > machine.blocks:  # a block would wait for one that cannot start
         raise LaunchRefused(
             f"{where}: this algorithm needs {lanes} CUDA blocks on a rank, {machine.blocks} are "
@@ -62,7 +62,7 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
             f"{where}: the parameters of a launch do not hold the steps of "
             f"{len(found.channels.rings)} rings; use fewer channels"
         )
-    found = _on_blocks(found, call, machine, lanes, machine.most(limits))
+    found = on_blocks(found, call, machine, lanes, machine.most(limits))
     return _with_direct(found, call, machine, limits, fits)
 
 
@@ -94,7 +94,7 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     lanes = max(sum(block.rank == rank for block in others) for rank in range(machine.nranks))
     # Half of the multiprocessors stay free for the gates that these blocks wait for.
     most = min(machine.most(limits) // 2, BESIDE_BLOCKS.value * max(1, lanes))
-    return _on_blocks(found, call, machine, lanes, most)
+    return on_blocks(found, call, machine, lanes, most)
 
 
 def copied_blocks(program: Program) -> frozenset[int]:
@@ -154,7 +154,12 @@ def _launched(
     return fitted(call, candidate, launch, fits, engine, why)
 
 
-def _on_blocks(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Choice:
+def lanes_of(found: Choice, machine: GpuRanks) -> int:
+    """Blocks of the program on the rank that has most."""
+    return max(1, *(len(found.program.of(rank)) for rank in range(machine.nranks)))
+
+
+def on_blocks(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Choice:
     """The choice on CUDA blocks: at most ``most``, equally many for each lane of a rank."""
     pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
     replicas = max(1, min(machine.replicas, most // max(1, lanes), pieces))
@@ -197,5 +202,10 @@ def _combined(staged: Choice, direct: Choice, call: Call, machine: GpuRanks, fit
     """Both programs in one launch if they fit; else the first."""
     if not fits.parameters(call, (staged, direct), machine.together):
         return staged
+    return combined(staged, direct)
+
+
+def combined(staged: Choice, direct: Choice) -> Choice:
+    """Both programs in one launch."""
     blocks = max(staged.grid.blocks, direct.grid.blocks)
     return replace(staged, grid=replace(staged.grid, blocks=blocks), direct=direct)

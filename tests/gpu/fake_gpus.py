@@ -158,7 +158,7 @@ class Launch:
     """Stands for a ``Launchable``."""
 
     def __init__(self, gpus: Gpus, function: int, blocks: int, ranks: int, parameter: Parameter):
-        self.gpus, self.text = gpus, gpus.texts[function]
+        self.gpus, self.function, self.text = gpus, function, gpus.texts[function]
         self.blocks, self.ranks, self.parameter = blocks, ranks, parameter
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:

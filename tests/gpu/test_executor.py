@@ -55,6 +55,7 @@ def texts(monkeypatch) -> Texts:
         def __init__(self, function, blocks, local, threads, packed, address_words) -> None:
             with found.lock:  # a text is compiled once
                 self.kernel = library(found.all[function])
+            self.function = function
             self.grid = blocks, local, min(threads, 8)  # what there are share the work
             self.parameter = Parameter(packed, address_words)
 

@@ -98,6 +98,23 @@ def test_one_preparation_serves_every_array_of_a_shape(comms, protocol):
 
 @PLACES
 @PROTOCOLS
+def test_counts_that_have_not_been_seen(comms, protocol):
+    def work(comm):
+        pool, n = Pool(comm), comm.nranks
+        for count in (300, 302, 301, 299, 256, 303, 400, 298):
+            (x, sent), (y, got) = pool.array(0, count), pool.array(1, count)
+            pool.memory[:] = -1
+            sent[:] = np.arange(count) * count + comm.rank
+            comm.all_reduce(x, y, protocol=protocol)
+            comm.synchronize()
+            assert (got == np.arange(count) * count * n + n * (n - 1) // 2).all()
+            assert (pool.memory[1:, count:] == -1).all() and (pool.memory[2:] == -1).all()
+
+    together(comms, work)
+
+
+@PLACES
+@PROTOCOLS
 def test_calls_of_one_shape_in_a_group_keep_their_arrays_apart(comms, protocol):
     pools = [Pool(comm) for comm in comms]
     with ringcoll.group():

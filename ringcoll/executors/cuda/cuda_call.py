@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loading import Launching
-from ringcoll.executors.cuda.params import Addresses
-from ringcoll.tuner.choice import Choice
+from ringcoll.executors.cuda.params import Addresses, Body
+from ringcoll.tuner.choice import Choice, Limits
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,11 @@ class CudaCall:
     timeout: float  # seconds that a wait of its kernels may take
     at: Addresses
     addresses: Given  # of the arrays that it was prepared for
-    launchable: Launching | None  # None where ranks share a launch
+    limits: Limits
+    launchable: Launching | None = None  # None where ranks share a launch
+    body: Body | None = None  # of the kernel made for it, where that is what is launched
+    function: int = 0  # this kernel
+    counts: range | None = None  # for which the same kernel runs; None: not found yet
 
     @property
     def any_class(self) -> bool:

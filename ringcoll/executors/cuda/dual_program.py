@@ -64,38 +64,63 @@ def dual_body(
         LaunchRefused: slices do not fit SCRATCH, or too many blocks signal.
 
     """
+    writers = _writers((staged, direct), dtype, op, workspace, local)
+    moves = writers[0].moves
+    rows = padded([_words(staged, direct, writers, at) for at in local])
+    text = simple_text(
+        names_of(dtype, op),
+        staged.program.collective.nranks,
+        len(rows[0]),
+        len(local),
+        moves,
+        "run_dual",
+    )
+    generic = GenericForm(0, elements_word(dtype, op, dual=True), shape_words(moves))
+    return Body(text, rows, (0,) * len(local), 0, workspace.scratch_half, generic=generic)
+
+
+def dual_words(
+    staged: Variant,
+    direct: Variant,
+    dtype: DType,
+    op: ReduceOp | None,
+    workspace: Workspace,
+    at: Addresses,
+) -> tuple[int, ...]:
+    """The words of one rank alone, as in :func:`dual_body`."""
+    writers = _writers((staged, direct), dtype, op, workspace, (at,))
+    return padded([_words(staged, direct, writers, at)])[0]
+
+
+def _writers(
+    variants: Sequence[Variant],
+    dtype: DType,
+    op: ReduceOp | None,
+    workspace: Workspace,
+    local: Sequence[Addresses],
+) -> list[Writer]:
+    """A writer for each program; one text has the moves of all."""
     scales = op is not None and op.scales
     writers = [
         Writer(kind.program, kind.layout, dtype, workspace, local, scales=scales)
-        for kind in (staged, direct)
+        for kind in variants
     ]
     moves = tuple(dict.fromkeys(move for writer in writers for move in writer.moves))
     for writer in writers:
-        writer.moves = moves  # one text has the moves of both
+        writer.moves = moves
+    return writers
+
+
+def _words(staged: Variant, direct: Variant, writers: Sequence[Writer], at: Addresses) -> list[int]:
+    """The words of one rank: ``ProgramChoice`` of ``kernels/simple.cuh``, then both programs."""
     collective = staged.program.collective
     deciding = range(2 * collective.nranks)  # INPUT and OUTPUT of each rank in turns
     if collective.kind.has_root:
         own = collective.root << 1 | (collective.kind.rooted == "output")
         deciding = deciding[own : own + 1]
-
-    def words(at: Addresses) -> list[int]:
-        one, two = (writer.rank(at) for writer in writers)
-        begins = _HEAD, _HEAD + len(one)
-        return [
-            *begins,
-            staged.replicas,
-            direct.replicas,
-            deciding.stop << 32 | deciding.start,
-            *one,
-            *two,
-        ]
-
-    rows = padded([words(at) for at in local])
-    text = simple_text(
-        names_of(dtype, op), collective.nranks, len(rows[0]), len(local), moves, "run_dual"
-    )
-    generic = GenericForm(0, elements_word(dtype, op, dual=True), shape_words(moves))
-    return Body(text, rows, (0,) * len(local), 0, workspace.scratch_half, generic=generic)
+    one, two = (writer.rank(at) for writer in writers)
+    head = [_HEAD, _HEAD + len(one), staged.replicas, direct.replicas]
+    return [*head, deciding.stop << 32 | deciding.start, *one, *two]
 
 
 @lru_cache(maxsize=256)

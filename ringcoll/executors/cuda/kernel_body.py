@@ -6,14 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringcoll.arguments.calls import Call
-from ringcoll.executors.cuda.dual_program import Variant, dual_body, fits_dual, fits_one
-from ringcoll.executors.cuda.ll import SYNC_THREADS, WORKERS, ll_body, ll_scratch_bytes
+from ringcoll.executors.cuda.dual_program import (
+    Variant,
+    dual_body,
+    dual_words,
+    fits_dual,
+    fits_one,
+)
+from ringcoll.executors.cuda.ll import (
+    SYNC_THREADS,
+    WORKERS,
+    ll_body,
+    ll_body_like,
+    ll_scratch_bytes,
+)
 from ringcoll.executors.cuda.ll_layout import LLLayout
-from ringcoll.executors.cuda.params import Addresses, Body
-from ringcoll.executors.cuda.simple import THREADS, scratch_bytes, simple_body
+from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.simple import THREADS, Writer, scratch_bytes, simple_body
 from ringcoll.executors.cuda.trace import traced
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import PROTOCOLS
@@ -73,10 +85,35 @@ def body_of(choice: Choice, call: Call, workspace: Workspace, local: tuple[Addre
         protocol = PROTOCOLS[choice.launch.protocol]
         body = ll_body(program, layout, dtype, op, workspace, local, protocol)
     elif choice.direct is not None:
-        staged, direct = (
-            Variant(found.program, found.layout, found.grid.replicas) for found in choice.variants
-        )
-        body = dual_body(staged, direct, dtype, op, workspace, local)
+        body = dual_body(*_variants(choice), dtype, op, workspace, local)
     else:
         body = simple_body(program, layout, dtype, op, workspace, local)
     return traced(body, local)
+
+
+def body_like(
+    body: Body, choice: Choice, call: Call, workspace: Workspace, at: Addresses
+) -> Body | None:
+    """The body of :func:`body_of` for one rank, which a call of another count has without a trace.
+
+    None: another kernel runs this count.
+    """
+    program, layout, dtype, op = choice.program, choice.layout, call.dtype, call.op
+    if choice.launch.in_band:
+        protocol = PROTOCOLS[choice.launch.protocol]
+        return ll_body_like(body, program, layout, dtype, op, workspace, (at,), protocol)
+    if choice.direct is not None:
+        words = dual_words(*_variants(choice), dtype, op, workspace, at)
+    else:
+        scales = op is not None and op.scales
+        writer = Writer(program, layout, dtype, workspace, (at,), scales=scales)
+        words = padded([writer.rank(at)])[0]
+    return replace(body, words=(words,))
+
+
+def _variants(choice: Choice) -> tuple[Variant, Variant]:
+    """The staged and the direct program of a choice that has both."""
+    staged, direct = (
+        Variant(found.program, found.layout, found.grid.replicas) for found in choice.variants
+    )
+    return staged, direct

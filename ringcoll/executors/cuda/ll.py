@@ -127,16 +127,11 @@ def _storage_of(chunk: Chunk, label: Label, dtype: DType) -> Storage:
     return Storage.PARTIAL if wide else Storage.LINES
 
 
-def _slot_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
-    """Bytes of a SCRATCH chunk in lines, for the widest type that the program keeps there."""
-    return ll_layout.nbytes(layout, _storages(program, ll_layout.dtype))
-
-
 @lru_cache(maxsize=512)
-def _storages(program: Program, dtype: DType) -> frozenset[Storage]:
-    """How chunks are stored."""
-    return frozenset(
-        _storage_of(chunk, label, dtype)
+def _pack_bytes(program: Program, ll_layout: LLLayout) -> int:
+    """Bytes of a pack of a SCRATCH chunk, for the widest type that the program keeps there."""
+    storages = {
+        _storage_of(chunk, label, ll_layout.dtype)
         for block in program.programs
         for row in block.rows
         for chunk, label in zip(
@@ -144,12 +139,13 @@ def _storages(program: Program, dtype: DType) -> frozenset[Storage]:
             (*row.labels.srcs, *(row.labels.dst for _ in row.dsts)),
             strict=True,
         )
-    )
+    }
+    return ll_layout.pack_bytes(storages)
 
 
 def ll_scratch_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
     """Bytes of lines that the program needs on a rank, for each half."""
-    return program.scratch * _slot_bytes(program, layout, ll_layout)
+    return program.scratch * ll_layout.packs(layout) * _pack_bytes(program, ll_layout)
 
 
 def ll_body(
@@ -174,11 +170,7 @@ def ll_body(
     scales = op is not None and op.scales
     of_rank = [batches(program, at.rank, ll_layout, scales=scales) for at in local]
     programs = tuple(dict.fromkeys(of_rank))
-    words = padded([_words(program, layout, ll_layout, first, at, scales=scales) for at in local])
-    whole = all(
-        _whole(program, at.rank, own, dtype.itemsize, scales=scales)
-        for at, own in zip(local, words, strict=True)
-    )
+    packs, words, whole = _words(program, layout, ll_layout, first, local, scales=scales)
     constants = (
         ("RANKS", program.collective.nranks),
         ("LOCAL", len(local)),
@@ -190,7 +182,26 @@ def ll_body(
     numbers = tuple(programs.index(found) for found in of_rank)
     compared = compared_ranks(program, local)
     generic = GenericForm(lanes, elements_word(dtype, op), _shapes(of_rank[0]))
-    return Body(text, words, numbers, ll_layout.packs(layout), half, compared, generic)
+    return Body(text, words, numbers, packs, half, compared, generic, whole)
+
+
+def ll_body_like(
+    body: Body,
+    program: Program,
+    layout: Layout,
+    dtype: DType,
+    op: ReduceOp | None,
+    workspace: Workspace,
+    local: Sequence[Addresses],
+    protocol: Protocol,
+) -> Body | None:
+    """The body of the same program on another count; None if that takes another kernel."""
+    first, half = workspace.region(protocol.name)
+    ll_layout, scales = LLLayout(dtype, protocol.lanes), op is not None and op.scales
+    packs, words, whole = _words(program, layout, ll_layout, first, local, scales=scales)
+    if whole != body.whole:
+        return None
+    return Body(body.text, words, body.programs, packs, half, body.compared, body.generic, whole)
 
 
 def _words(
@@ -198,41 +209,38 @@ def _words(
     layout: Layout,
     ll_layout: LLLayout,
     first: int,
-    at: Addresses,
+    local: Sequence[Addresses],
     *,
-    scales: bool = False,
-) -> list[int]:
-    """The words of one rank, row by row: see :attr:`Batch.words`; ``first``: of the region."""
-    width = _slot_bytes(program, layout, ll_layout)
+    scales: bool,
+) -> tuple[int, tuple[tuple[int, ...], ...], bool]:
+    """Packs, the words of each rank, row by row (:attr:`Batch.words`), and whether all are whole.
 
-    def address(chunk: Chunk) -> int:
-        if chunk.buffer is Buffer.SCRATCH:
-            return at.workspaces[chunk.rank] + first + chunk.index * width
-        offset, _ = layout.span(chunk.buffer, chunk.rank, chunk.index)
-        return at.user[chunk.buffer is Buffer.OUTPUT] + offset * ll_layout.dtype.itemsize
-
-    found: list[int] = []
-    for row in _rows(program, at.rank):
-        extent = row.labels.extent
-        found.append(layout.span(extent.buffer, extent.rank, extent.index)[1] if extent else 0)
-        found.extend(map(address, (*row.srcs, *row.dsts)))
-        if scales and row.labels.reduces:
-            found.extend(max(owner, 0) for owner in row.labels.owners)
-    return found
-
-
-def _whole(program: Program, rank: int, words: Sequence[int], item: int, *, scales: bool) -> bool:
-    """Whether every chunk in the user's memory begins at 8 bytes and ends with 8 whole ones."""
-    left = iter(words)
-    for row in _rows(program, rank):
-        count = next(left)
-        for chunk in (*row.srcs, *row.dsts):
-            address = next(left)
-            if chunk.buffer is not Buffer.SCRATCH and (count * item % 8 or address % 8):
-                return False
-        for _ in row.labels.owners if scales and row.labels.reduces else ():
-            next(left)
-    return True
+    They are if every chunk in the user's memory begins at 8 bytes and ends with 8 whole ones.
+    ``first``: of the region.
+    """
+    packs, item, whole = ll_layout.packs(layout), ll_layout.dtype.itemsize, True
+    width = packs * _pack_bytes(program, ll_layout)
+    words: list[list[int]] = []
+    for at in local:
+        found: list[int] = []
+        for row in _rows(program, at.rank):
+            labels = row.labels
+            extent = labels.extent
+            count = layout.span(extent.buffer, extent.rank, extent.index)[1] if extent else 0
+            found.append(count)
+            for chunk in (*row.srcs, *row.dsts):
+                buffer = chunk.buffer
+                if buffer is Buffer.SCRATCH:
+                    address = at.workspaces[chunk.rank] + first + chunk.index * width
+                else:
+                    offset, _ = layout.span(buffer, chunk.rank, chunk.index)
+                    address = at.user[buffer is Buffer.OUTPUT] + offset * item
+                    whole = whole and not (count * item | address) & 7
+                found.append(address)
+            if scales and labels.reduces:
+                found.extend(max(owner, 0) for owner in labels.owners)
+        words.append(found)
+    return packs, padded(words), whole
 
 
 @lru_cache(maxsize=512)

@@ -59,6 +59,6 @@ class LLLayout:
         lines = -(-words // (2 * self.lanes - 1))
         return -(-lines // (_WARP // self.lanes)) * _WARP
 
-    def nbytes(self, layout: Layout, storages: Collection[Storage]) -> int:
-        """Bytes of a SCRATCH chunk that is stored in any of these ways."""
-        return self.packs(layout) * max(map(self.lines, storages), default=0) * _PART
+    def pack_bytes(self, storages: Collection[Storage]) -> int:
+        """Bytes of a pack of a SCRATCH chunk that is stored in any of these ways."""
+        return max(map(self.lines, storages), default=0) * _PART

@@ -160,6 +160,9 @@ class DeferredLoader(Loader):
         return self._loader.function(text, ordinal, capability)
 
 
+_Pointer = ctypes.c_void_p * 1
+
+
 @dataclass(slots=True, eq=False)
 class Launchable:
     """A kernel with its grid, ``blocks`` a rank, and the bytes of ``Args``, without a stream."""
@@ -183,7 +186,7 @@ class Launchable:
         self._call = driver.launchKernel
         self._before = (self.function, self.blocks, self.locals, 1, self.threads, 1, 1, 0)
         self.parameter = Parameter(packed, address_words)
-        self._kept = (ctypes.c_void_p * 1)(self.parameter.address)
+        self._kept = _Pointer(self.parameter.address)
         self._pointers = ctypes.addressof(self._kept)
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
@@ -19,9 +20,9 @@ from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.kernel_body import KernelFits, body_of
+from ringcoll.executors.cuda.kernel_body import KernelFits, body_like, body_of
 from ringcoll.executors.cuda.loader import Launchable, Loader
-from ringcoll.executors.cuda.loading import KernelLoading, Launching
+from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import (
     Addresses,
@@ -47,7 +48,8 @@ from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
-from ringcoll.tuner import Limits, choose
+from ringcoll.tuner import Choice, Limits, choose
+from ringcoll.tuner.kept import counts_alike, laid_out, with_count
 from ringcoll.views import Extent, extent_of
 
 
@@ -100,14 +102,10 @@ class CudaPreparer:
         input_, output = extent_of(call.send), extent_of(call.recv)
         hello = self.hello(input_, output, registered=limits.hellos_decide)
         mapped = frozenset[Buffer]() if limits.hellos_decide else mapped_buffers(call, hello)
-        choice = choose(call, self.machine, replace(limits, mapped=mapped), self.fits)
+        limits = replace(limits, mapped=mapped)
+        choice = choose(call, self.machine, limits, self.fits)
         known = copied_buffers(choice, hello)
-        text = signature_text(choice, call, known)
-        digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
-        number = next(self.shared_state.numbers)
-        self.shared_state.record(number, call.tagged(text))
-        if choice.reads_hellos:
-            self.mappings.update()
+        text, signature, number = self._record(call, choice, known)
         at = Addresses(
             self.rank,
             self.memory.pointers,
@@ -120,7 +118,6 @@ class CudaPreparer:
             trace=0 if self.recorder is None else self.recorder.address,
             launch=number,
         )
-        signature = int.from_bytes(digest, "little")
         prepared = CudaCall(
             call.on(None, None),
             choice,
@@ -131,12 +128,63 @@ class CudaPreparer:
             timeout,
             at,
             (input_[0], output[0], *hello),
-            None,
+            limits,
         )
         self.async_errors.prepared(prepared)
         if len(self.shared_launch.ranks) == 1:
             prepared.launchable = self.launchable_of([prepared])
         return prepared
+
+    def prepare_like(self, before: CudaCall, call: Call) -> CudaCall | None:
+        """Prepare a call that differs from a prepared one in its count and buffers alone.
+
+        Only the words of the parameter that depend on the count are made anew. None where another
+        kernel, or no single one, runs this count.
+        """
+        limits = before.limits
+        if before.body is None or self.recorder is not None:
+            return None
+        if before.counts is None:
+            how = before.call, self.machine, limits, self.fits
+            before.counts = counts_alike(before.choice, *how)
+        if call.count not in before.counts:
+            return None
+        call = with_count(before.call, call.count)
+        choice = laid_out(before.choice, call, self.machine, limits, self.fits)
+        body = body_like(before.body, choice, call, self.workspace, before.at)
+        if body is None:
+            return None
+        text, signature, number = self._record(call, choice, (0, 0))
+        at = before.at.on(number)
+        prepared = CudaCall(
+            call,
+            choice,
+            text,
+            signature,
+            number,
+            number % RECORDS,
+            before.timeout,
+            at,
+            (0, 0, 0, 0),
+            limits,
+        )
+        self.async_errors.prepared(prepared)
+        header, progress = _header(prepared), self.workspace.progress
+        prepared.launchable = _launchable(header, choice, progress, (at,), body, before.function)
+        return prepared
+
+    def _record(self, call: Call, choice: Choice, known: tuple[int, int]) -> tuple[str, int, int]:
+        """The text of a call on which ranks must agree, its digest, and the number of its record.
+
+        Before a launch that reads it, the table of symmetric memory is brought up to date.
+        """
+        text = signature_text(choice, call, known)
+        digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+        number = next(self.shared_state.numbers)
+        self.shared_state.record(number, call.tagged(text))
+        if choice.reads_hellos:
+            self.mappings.update()
+        return text, int.from_bytes(digest, "little"), number
 
     def hello(self, input_: Extent, output: Extent, *, registered: bool) -> tuple[int, int]:
         """Both buffers as peers reach them; ``registered``: also those registered automatically."""
@@ -179,28 +227,45 @@ class CudaPreparer:
         prepared = calls[0]
         choice, where = prepared.choice, f"{prepared.call.collective} on rank {self.rank}"
         local = tuple(each.at for each in calls)
-        header = Header(
-            prepared.timeout,
-            prepared.signature,
-            choice.total,
-            choice.reads_hellos,
-            choice.grid.replicas,
-        )
+        header = _header(prepared)
         if choice.engine == "copy":
             load = partial(self.kernels.function, timeout=prepared.timeout, where=where)
             return copy_launch(
                 choice, prepared.call, header, self.workspace, local, load, self.streams
             )
 
-        progress = self.workspace.progress
-
-        def made(body: Body, function: int) -> Launchable:  # without self, which keeps it
-            parameter = pack(body, header, progress, local)
-            words, grid = address_words(body, local), choice.grid
-            return Launchable(function, grid.blocks, len(local), grid.threads, parameter, words)
-
         body = body_of(choice, prepared.call, self.workspace, local)
-        return self.kernels.launch(body, made, prepared.timeout, where, prepared.signature_text)
+        made = partial(_launchable, header, choice, self.workspace.progress, local)
+        found = self.kernels.launch(body, made, prepared.timeout, where, prepared.signature_text)
+        if len(calls) == 1 and not isinstance(found, GenericLaunch):
+            prepared.body, prepared.function = body, cast("Launchable", found).function
+        return found
+
+
+def _header(prepared: CudaCall) -> Header:
+    """The parameters of a call that do not depend on its program's words."""
+    choice = prepared.choice
+    return Header(
+        prepared.timeout,
+        prepared.signature,
+        choice.total,
+        choice.reads_hellos,
+        choice.grid.replicas,
+    )
+
+
+def _launchable(
+    header: Header,
+    choice: Choice,
+    progress: int,
+    local: Sequence[Addresses],
+    body: Body,
+    function: int,
+) -> Launchable:
+    """The launch of a loaded kernel, packed."""
+    parameter, words = pack(body, header, progress, local), address_words(body, local)
+    grid = choice.grid
+    return Launchable(function, grid.blocks, len(local), grid.threads, parameter, words)
 
 
 def mapped_buffers(call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:

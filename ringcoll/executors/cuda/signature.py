@@ -43,7 +43,9 @@ def peer_addresses(
 def signature_text(choice: Choice, call: Call, known: tuple[int, int]) -> str:
     """The text of a call and of its choice."""
     launch = choice.launch
-    mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
+    mapped = "nothing"
+    if launch.mapped:
+        mapped = "+".join(sorted(buffer.name for buffer in launch.mapped))
     text = (
         f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={choice.grid.blocks}"
     )
@@ -57,7 +59,7 @@ def signature_text(choice: Choice, call: Call, known: tuple[int, int]) -> str:
     # In a rooted call only the root knows whether it is in place, in exscan not rank 0.
     if choice.reads_hellos and COLLECTIVES[call.collective].uneven == "none":
         text += f" in_place={call.in_place}"
-    for name, word in zip(("sendbuf", "recvbuf"), known, strict=True):
+    for name, word in zip(("sendbuf", "recvbuf"), known, strict=True) if any(known) else ():
         if word:
             text += f" {name}=byte {word & OFFSETS} of symmetric array {word >> OFFSET_BITS}"
     return f"{call.signature()} {text} plan={_digest(choice.plan)}"
