@@ -6,9 +6,10 @@
 
 Two tables of eager calls on GPUs. The first is the host's time until a call of 256 bytes returns,
 with the array object of the call before and with one made for the call. The second is the GPU's
-time of a call by size, with symmetric memory and with plain memory of torch. NCCL and an empty
-kernel take turns with ringcoll in the same processes; a figure is the median of the blocks' means.
-Every sum is checked. Other benchmarks hold one array object and symmetric memory fixed.
+time of a call by size, with symmetric memory and with plain memory of torch, which earlier calls
+have used. NCCL and an empty kernel take turns with ringcoll in the same processes; a figure is the
+median of the blocks' means. Every element is checked. Other benchmarks hold one array object and
+symmetric memory fixed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.needs import require
 from benchmarks.record import add_out, save
 
-BLOCKS, CALLS = 15, 100
-SIZES = (64 << 10, 1 << 20, 8 << 20, 64 << 20, 512 << 20)
+BLOCKS, CALLS, WARM = 15, 100, 6
+SIZES = (64 << 10, 1 << 20, 8 << 20, 16 << 20, 64 << 20, 512 << 20)
+NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SMALL = 256
 Calls = dict[str, Callable[[], object]]
 
@@ -62,7 +66,9 @@ def ranks_figures(rank: int, nranks: int, folder: str) -> None:
             return [bytes(part[: int(n)].tolist()) for part, n in zip(parts, sizes, strict=True)]
 
     comm = ringcoll.init(Bootstrap())
-    found = {"host us": _host(comm), "device us": [_device(comm, nbytes) for nbytes in SIZES]}
+    found: dict[str, Any] = {"host us": _host(comm), "device us": []}
+    for name, nbytes in product(NAMES, SIZES):
+        found["device us"].append(_device(comm, name, nbytes))
     if rank == 0:
         (Path(folder) / "figures.json").write_text(json.dumps(found), encoding="utf-8")
     comm.close()
@@ -105,26 +111,53 @@ def _host(comm: Any) -> dict[str, float]:
     return {name: round(statistics.median(spent), 2) for name, spent in found.items()}
 
 
-def _device(comm: Any, nbytes: int) -> dict[str, Any]:
+def _device(comm: Any, name: str, nbytes: int) -> dict[str, Any]:
+    """One collective; ``nbytes``: of the larger buffer. all_reduce is in place."""
     import torch
     import torch.distributed as dist
 
-    symmetric = comm.empty(nbytes // 2, "bfloat16", like="torch")
-    plain, peer = (torch.empty(nbytes // 2, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    calls: Calls = {
-        "ringcoll, symmetric": lambda: comm.all_reduce(symmetric),
-        "ringcoll, plain": lambda: comm.all_reduce(plain),
-        "NCCL, plain": lambda: dist.all_reduce(peer),
+    whole = nbytes // 2
+    parts = (whole // comm.nranks, whole)
+    sent, received = {"all_gather": parts, "reduce_scatter": parts[::-1]}.get(name, (whole, whole))
+
+    def buffers(like: str | None) -> tuple[Any, Any]:
+        """Send and receive buffer."""
+        made = [
+            comm.empty(count, "bfloat16", like=like)
+            if like
+            else torch.empty(count, dtype=torch.bfloat16, device="cuda")
+            for count in (sent, received)[: 1 if name == "all_reduce" else 2]
+        ]
+        return made[0], made[-1]
+
+    nccl: dict[str, Callable[[Any, Any], object]] = {
+        "all_reduce": lambda send, _: dist.all_reduce(send),
+        "all_gather": lambda send, recv: dist.all_gather_into_tensor(recv, send),
+        "reduce_scatter": lambda send, recv: dist.reduce_scatter_tensor(recv, send),
+        "all_to_all": lambda send, recv: dist.all_to_all_single(recv, send),
     }
+
+    def ours(send: Any, recv: Any) -> object:
+        return getattr(comm, name)(send, None if recv is send else recv)
+
+    makers = {"ringcoll, symmetric": "torch", "ringcoll, plain": None, "NCCL, plain": None}
+    pairs = {way: buffers(like) for way, like in makers.items()}
+    makes = {way: nccl[name] if way.startswith("NCCL") else ours for way in pairs}
+    ranks = torch.arange(1, comm.nranks + 1, device="cuda", dtype=torch.bfloat16)
+    total = comm.nranks * (comm.nranks + 1) // 2
     wrong, repeats = 0, 20 if nbytes <= 64 << 20 else 5
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for tensor, call in zip((symmetric, plain, peer), calls.values(), strict=True):
-        tensor.fill_(comm.rank + 1)
-        call()
-        wrong += int((tensor != comm.nranks * (comm.nranks + 1) // 2).sum())
-        tensor.zero_()
+    for way, (send, recv) in pairs.items():
+        for _ in range(WARM):  # plain memory is staged at first
+            recv.fill_(-1)
+            send.fill_(comm.rank + 1)
+            makes[way](send, recv)
+            wanted = total if "reduce" in name else ranks.repeat_interleave(whole // comm.nranks)
+            wrong += int((recv != wanted).sum())
+        send.zero_()
+    calls: Calls = {way: partial(makes[way], *pair) for way, pair in pairs.items()}
+    found: dict[str, list[float]] = {way: [] for way in calls}
     for block in range(BLOCKS + 2):
-        for name, call in calls.items():
+        for way, call in calls.items():
             torch.cuda.synchronize()
             dist.barrier()
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -134,14 +167,14 @@ def _device(comm: Any, nbytes: int) -> dict[str, Any]:
             last.record()
             torch.cuda.synchronize()
             if block >= 2:
-                found[name].append(first.elapsed_time(last) / repeats * 1e3)
-    times = {name: round(statistics.median(spent), 1) for name, spent in found.items()}
-    return {"bytes": nbytes, "wrong": wrong, **times}
+                found[way].append(first.elapsed_time(last) / repeats * 1e3)
+    times = {way: round(statistics.median(spent), 1) for way, spent in found.items()}
+    return {"call": name, "bytes": nbytes, "wrong": wrong, **times}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the ranks, print their figures, and record them in ``--out``."""
-    parser = argparse.ArgumentParser(description="What the caller's array costs an all_reduce.")
+    parser = argparse.ArgumentParser(description="What the caller's array costs a call.")
     parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs")
     add_out(parser)
     given = parser.parse_args(argv)

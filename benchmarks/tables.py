@@ -154,10 +154,11 @@ def array_host_table(name: str) -> tuple[str, Rows]:
 def array_device_table(name: str) -> tuple[str, Rows]:
     """The GPU's time of an eager call, by where the memory comes from."""
     found = record(name)
-    libraries = [key for key in found["device us"][0] if key not in ("bytes", "wrong")]
-    rows = [["all_reduce, µs", *libraries]]
+    libraries = [key for key in found["device us"][0] if key not in ("call", "bytes", "wrong")]
+    rows = [["µs", *libraries]]
     for point in found["device us"]:
-        rows.append([format_bytes(point["bytes"]), *(_number(point[lib]) for lib in libraries)])
+        call = f"{point.get('call', 'all_reduce')}, {format_bytes(point['bytes'])}"
+        rows.append([call, *(_number(point[lib]) for lib in libraries)])
     return _source(found), rows
 
 

@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import cupy
 
@@ -27,7 +28,7 @@ from ringcoll.transports.peers import allocate_shared
 from ringcoll.transports.probe import check_pairs
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.gpu import pieces
-from tests.gpu.ranks import run_alone
+from tests.gpu.ranks import program_of, run_alone
 
 
 def viewed(pointer, nbytes, ordinal):
@@ -201,6 +202,113 @@ def registered_calls(fabric, ordinal):
     return [there, seen]
 
 
+class Uses:
+    """Calls of a rank on plain memory of CuPy, compared, and the programs that they ran."""
+
+    COUNT = 3_000_001  # int32: more than lines carry
+
+    def __init__(self, comm):
+        self.comm, self.n, self.wrong, self.use = comm, comm.nranks, 0, 0
+        self.base = cupy.arange(self.n * self.COUNT, dtype="int32") % 97
+        comm._state.start_trace()
+
+    def sizes(self, name):
+        """Elements of both buffers."""
+        whole = self.n * self.COUNT
+        few = {"all_reduce": (self.COUNT, self.COUNT), "all_gather": (self.COUNT, whole)}
+        return few.get(name, (whole, self.COUNT if name == "reduce_scatter" else whole))
+
+    def fill(self, send, recv):
+        """Other numbers than before; what is to come is poisoned."""
+        self.use += 1
+        send[:] = self.base[: send.size] + 1000 * self.comm.rank + self.use
+        recv[:] = -1
+
+    def check(self, name, recv):
+        n, rank, count = self.n, self.comm.rank, self.COUNT
+        ranks = 1000 * cupy.arange(n, dtype="int32") + self.use
+        part = self.base[rank * count : (rank + 1) * count]
+        wanted = {
+            "all_reduce": lambda: n * self.base[:count] + ranks.sum(dtype="int32"),
+            "all_gather": lambda: (self.base[:count] + ranks[:, None]).ravel(),
+            "reduce_scatter": lambda: n * part + ranks.sum(dtype="int32"),
+            "all_to_all": lambda: (part + ranks[:, None]).ravel(),
+        }[name]()
+        self.wrong += int((recv != wanted).sum())
+
+    def call(self, name, send, recv):
+        """One call by arrays made for it; 1 where it ran the direct program."""
+        self.fill(send, recv)
+        getattr(self.comm, name)(send[:], recv[:])
+        self.comm.synchronize()
+        number = program_of(self.comm)
+        self.check(name, recv)
+        self.comm._state.fabric.allgather(b"", what="ended")
+        return number
+
+    def arrays(self, name):
+        return [cupy.empty(size, "int32") for size in self.sizes(name)]
+
+
+def used_again(fabric, ordinal):
+    """Plain memory is staged, then mapped; what was freed and came back is staged again."""
+    comm = Communicator(CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None)))
+    seen: dict[str, Any] = {}
+    with cupy.cuda.Device(ordinal):
+        uses, free = Uses(comm), cupy.get_default_memory_pool().free_all_blocks
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            for turn in ("first", "again"):  # likely at the same addresses
+                pair: Any = None
+                other = None
+                free()
+                pair = uses.arrays(name)
+                seen[f"{name} {turn}"] = [uses.call(name, *pair) for _ in range(6)]
+            send, recv = pair
+            other = cupy.empty(recv.size, "int32") if comm.rank == 0 else recv
+            seen[f"{name} elsewhere"] = [uses.call(name, send, out) for out in (other, recv)]
+            send = recv = None
+    seen["wrong"] = uses.wrong
+    fabric.allgather(b"", what="done")
+    comm.close()
+    return seen
+
+
+def used_again_in_graphs(fabric, ordinal):
+    """Captured calls stay right while other memory comes, goes and is captured."""
+    comm = Communicator(CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None)))
+    state: Any = comm._state
+    registry = state.cuda.auto_register
+    with cupy.cuda.Device(ordinal), cupy.cuda.Stream(non_blocking=True) as stream:
+        uses, name = Uses(comm), "all_reduce"
+        known, unknown = uses.arrays(name), uses.arrays(name)
+        direct = [uses.call(name, *known) for _ in range(4)][-1]
+        before = len(registry._own)
+        stream.begin_capture()
+        for pair in (known, *[unknown] * 4):
+            comm.all_reduce(*pair)
+        graph = stream.end_capture()
+        captured = len(registry._own) - before
+        for turn in range(12):
+            uses.fill(*known)
+            for array, like in zip(unknown, known, strict=True):
+                array[:] = like
+            graph.launch(stream)
+            comm.synchronize()
+            for pair in (known, unknown):
+                uses.check(name, pair[1])
+            state.cuda.recorder._clear()
+            fabric.allgather(b"", what="replayed")
+            if turn % 3 == 0:
+                passing = uses.arrays(name)
+                for _ in range(4):
+                    uses.call(name, *passing)
+                del passing
+                cupy.get_default_memory_pool().free_all_blocks()
+    fabric.allgather(b"", what="done")
+    comm.close()
+    return [direct, captured, uses.wrong]
+
+
 def refused(fabric, ordinal):
     """More than the device has."""
     try:
@@ -234,6 +342,8 @@ SCENARIOS = {
         registered,
         virtual,
         registered_calls,
+        used_again,
+        used_again_in_graphs,
         refused,
         repeated,
     )

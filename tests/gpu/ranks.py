@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import ringcoll
+from ringcoll.executors.cuda.trace import HEAD, ROW, ran
 from ringcoll.fabric import each
 from tests.communicator.cases import Case, Memory, Wrong, contribution
 from tests.communicator.cases import _Call as HostCall
@@ -89,6 +90,15 @@ class Call(HostCall):
         with on(self.comm):
             for raw in self._raws():
                 raw[...] = self.memory.device(raw).get()
+
+
+def program_of(comm: Any) -> int:
+    """Which of its programs the last call ran, where calls are traced; the trace begins anew."""
+    recorder = comm._state.cuda.recorder
+    rows, room = np.frombuffer(recorder._read(HEAD.itemsize), HEAD)[0].tolist()
+    record = recorder._read(HEAD.itemsize + min(rows, room) * ROW.itemsize)
+    recorder._clear()
+    return ran(record, comm.rank)
 
 
 def inputs_of(case: Case, nranks: int) -> list[np.ndarray]:

@@ -38,6 +38,22 @@ def test_ranks_of_two_devices(scenario):
     assert scenario("shared", 2) == [[[1], [2]]] * 2
 
 
+@pytest.mark.multi_gpu
+def test_plain_memory_that_calls_use_again_is_mapped(scenario):
+    for seen in scenario("used_again", 2):
+        assert seen.pop("wrong") == 0
+        for name, programs in seen.items():
+            if name.endswith("elsewhere"):
+                assert programs == [0, 1], name  # rank 0 passes new memory, then the known
+            else:
+                assert programs[:2] == [0, 0] and programs[3:] == [1, 1, 1], (name, programs)
+
+
+@pytest.mark.multi_gpu
+def test_captured_calls_on_memory_that_was_mapped(scenario):
+    assert scenario("used_again_in_graphs", 2) == [[1, 0, 0]] * 2
+
+
 def test_devices():
     assert device.available() is None
     first = device.devices()[0]
