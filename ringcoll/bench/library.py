@@ -185,10 +185,10 @@ class Ringcoll(Library):
             found = state.choice(call, config, mapped)
         except (ArgumentError, LaunchRefused):
             return section.algorithm or "none"  # the call itself will say why
-        algorithm = found.algorithm or "unnamed"
+        last = found.variants[-1]  # the root's own buffer is like the others; all are warmed up
+        algorithm, slices = last.algorithm or "unnamed", last.launch.slices
         if found.engine == "host":
             return algorithm if section.slices is None else f"{algorithm} S={section.slices}"
-        slices = found.variants[-1].launch.slices  # the root's own buffer is like the others
         name = f"{algorithm} {'copy' if found.engine == 'copy' else found.launch.protocol}"
         return f"{name} S={slices}" if slices > 1 else name
 

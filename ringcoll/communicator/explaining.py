@@ -198,6 +198,13 @@ def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[s
             "signals are words of their own; what peers exchange goes through SCRATCH, in slices "
             "that fit it"
         )
+        if found.direct is not None:
+            other = found.direct
+            yield (
+                f"from the fourth use of the buffers' memory on, which is registered "
+                f"automatically: {_name(other)}, S = {other.launch.slices}, {other.grid.blocks} of "
+                f"the blocks; {_reached(other)} without a copy"
+            )
     if found.plan.collective.name == "barrier":
         return
     yield from found.why

@@ -137,7 +137,7 @@ class CudaState(RankState):
             if not hellos_decide and call.nbytes >= MIN_BYTES:
                 input_, output = extent_of(call.send), extent_of(call.recv)
                 hello = self.cuda.hello(input_, output, registered=False)
-                hellos_decide = self._hellos_decide(call, config, mapped_buffers(call, hello))
+                hellos_decide = _registers(call, config, self, mapped_buffers(call, hello))
             limits = replace(limits, hellos_decide=hellos_decide)
         prepared = self.cuda.prepare(call, limits, self.timeout_of(config))
         if self.debug:
@@ -151,23 +151,9 @@ class CudaState(RankState):
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What a call runs whose buffers in ``mapped`` peers reach."""
-        decide = self._hellos_decide(call, config, mapped)
+        decide = _registers(call, config, self, mapped)
         limits = replace(_limits(call, config, self), mapped=mapped, hellos_decide=decide)
         return choose(with_options(call, config), self.cuda.machine, limits, self.cuda.fits)
-
-    def _hellos_decide(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> bool:
-        """Whether a call's buffers can be registered automatically, beside those in ``mapped``.
-
-        All ranks say the same: it depends on the call's shape, and on ``mapped`` as choices do.
-        """
-        kind = COLLECTIVES[call.collective]
-        return (
-            call.nbytes >= MIN_BYTES
-            and self.cuda.auto_register is not None
-            and not (kind.has_root or kind.prefix)
-            and not (config.engine == "copy" or callable(config.algorithm))
-            and len(mapped) < (1 if call.counts else 2)  # the most that all ranks know
-        )
 
     def memory_class(
         self,
@@ -187,9 +173,7 @@ class CudaState(RankState):
         if config.engine == "copy":
             return (given, self.symmetric.changes), given
         mapped = mapped_buffers(call, hello)
-        if hellos_decide or (
-            call.nbytes >= MIN_BYTES and self._hellos_decide(call, config, mapped)
-        ):
+        if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
             return None, (input_[0], output[0], *self.cuda.counted_hello(input_, output))
         if mapped:
             self.cuda.mappings.update()
@@ -346,3 +330,18 @@ def _limits(call: Call, config: Config, state: CudaState) -> Limits:
             f"seen to wait for each other; use mpiexec, or leave engine out"
         )
     return limits_of(call, config, state.config)
+
+
+def _registers(call: Call, config: Config, state: CudaState, mapped: frozenset[Buffer]) -> bool:
+    """Whether a call's buffers can be registered automatically, beside those in ``mapped``.
+
+    All ranks say the same: it depends on the call's shape, and on ``mapped`` as choices do.
+    """
+    kind = COLLECTIVES[call.collective]
+    return (
+        call.nbytes >= MIN_BYTES
+        and state.cuda.auto_register is not None
+        and not (kind.has_root or kind.prefix)
+        and not (config.engine == "copy" or callable(config.algorithm))
+        and len(mapped) < (1 if call.counts else 2)  # the most that all ranks know
+    )

@@ -40,6 +40,7 @@ def explain(collective, nbytes, *, alone=True, topology=NOWHERE, **options):
             machine=replace(MACHINE, known=topology.machine),
             fits=KernelFits(Workspace(RANKS)),
             alone=alone,
+            auto_register=None,
         ),
         topology=topology,
     )

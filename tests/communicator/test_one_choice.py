@@ -106,8 +106,28 @@ def gpu_state(nranks: int, config: Config, topology: Topology) -> Any:
     state.config, state.topology = config, topology
     state.fabric = types.SimpleNamespace(nranks=nranks, rank=0, nodes=())  # type: ignore[assignment]
     fits = KernelFits(workspace)
-    state.cuda = types.SimpleNamespace(machine=machine, fits=fits, alone=True)  # type: ignore[assignment]
+    state.cuda = types.SimpleNamespace(  # type: ignore[assignment]
+        machine=machine, fits=fits, alone=True, auto_register=None
+    )
     return state
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_plain_memory_is_explained_as_staged_and_then_mapped(name):
+    state = gpu_state(2, Config(), Topology(reason="a fake"))
+    state.cuda.auto_register = object()
+    call = call_of(name, 64 << 20, 2)
+    staged, direct = state.choice(call, state.config, frozenset()).variants
+    assert direct == state.choice(call, state.config, ALL_MAPPED)
+    mapped, _, plain = state.explain(name, 64 << 20).partition("buffers of plain memory:")
+    assert f"  {staged.algorithm} by Simple, " in plain
+    assert f"registered automatically: {direct.algorithm}, S = " in plain
+    assert "registered" not in mapped
+    comm: Any = types.SimpleNamespace(rank=0, nranks=2, _state=state)
+    case = section_of(comm, name, {}).case(64 << 20)
+    assert Ringcoll(comm, symmetric=False).algorithm(case).split()[0] == direct.algorithm
+    small = state.choice(call_of(name, 1 << 19, 2), state.config, frozenset())
+    assert small.direct is None
 
 
 @pytest.mark.parametrize("machine", [None, "dgx1-v100"])
