@@ -27,14 +27,14 @@ pytestmark = needs_compiler
 COPIES = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 SOME = {
-    "broadcast": ("chain", "scatter_gather"),
-    "all_gather": ("all_pairs", "ring"),
-    "all_to_all": ("all_pairs",),
+    "broadcast": ("chain", "scatter_gather", "scatter_gather_pull"),
+    "all_gather": ("all_pairs", "ring", "all_pairs_pull"),
+    "all_to_all": ("all_pairs", "all_pairs_pull"),
     "gather": ("one_shot",),
     "scatter": ("all_pairs",),
-    "all_reduce": ("all_pairs",),
+    "all_reduce": ("all_pairs", "all_pairs_pull"),
     "reduce_scatter": ("all_pairs",),
-    "reduce": ("all_pairs",),
+    "reduce": ("all_pairs", "scatter_gather_pull"),
 }
 """Algorithms for tests that are quick."""
 EXPIRED, MISMATCH, ABORTED, PEER_FAILED = 1, 2, 3, 4
