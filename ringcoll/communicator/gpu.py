@@ -36,6 +36,8 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import Transport, allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
+from ringcoll.tuner.measured import LEAST_LARGE
+from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
 
 T = TypeVar("T")
@@ -139,6 +141,9 @@ class CudaState(RankState):
                 hello = self.cuda.hello(input_, output, registered=False)
                 hellos_decide = _registers(call, config, self, mapped_buffers(call, hello))
             limits = replace(limits, hellos_decide=hellos_decide)
+        scratch = self.cuda.copy_scratch
+        if scratch is not None and is_large(call, self.cuda.machine, limits):
+            limits = replace(limits, large_scratch=scratch.in_use)
         prepared = self.cuda.prepare(call, limits, self.timeout_of(config))
         if self.debug:
             self.log_choice(call.tagged(prepared.signature_text))
@@ -150,10 +155,13 @@ class CudaState(RankState):
         return None if self.debug else self.cuda.prepare_like(before, call)
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
-        """What a call runs whose buffers in ``mapped`` peers reach."""
+        """What a call runs whose buffers in ``mapped`` peers reach, after the first large ones."""
         decide = _registers(call, config, self, mapped)
         limits = replace(_limits(call, config, self), mapped=mapped, hellos_decide=decide)
-        return choose(with_options(call, config), self.cuda.machine, limits, self.cuda.fits)
+        cuda, call = self.cuda, with_options(call, config)
+        large = cuda.copy_scratch is not None and is_large(call, cuda.machine, limits)
+        limits = replace(limits, large_scratch=large)
+        return choose(call, cuda.machine, limits, cuda.large_fits if large else cuda.fits)
 
     def memory_class(
         self,
@@ -166,18 +174,30 @@ class CudaState(RankState):
     ) -> tuple[Hashable, Given]:
         """What a preparation depends on of the buffers' memory, and what a launch is given.
 
-        Kernels need to know which buffers all ranks reach; copy engines also where they lie.
+        Kernels need to know which buffers all ranks reach; copy engines also where they lie, but
+        with a large SCRATCH neither.
         """
+        large = self._count_large(call, config)
         hello = self.cuda.hello(input_, output, registered=False)
         given = input_[0], output[0], *hello
         if config.engine == "copy":
-            return (given, self.symmetric.changes), given
+            return (given, self.symmetric.changes, large), given
+        if large:
+            return "large SCRATCH", given
         mapped = mapped_buffers(call, hello)
         if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
             return None, (input_[0], output[0], *self.cuda.counted_hello(input_, output))
         if mapped:
             self.cuda.mappings.update()
         return mapped, given
+
+    def _count_large(self, call: Call, config: Config) -> bool:
+        """Count a call of this rank, if it is large; whether copy engines run it."""
+        scratch = self.cuda.copy_scratch
+        if scratch is None or call.nbytes < LEAST_LARGE:
+            return False
+        limits = _limits(call, config, self)
+        return is_large(with_options(call, config), self.cuda.machine, limits) and scratch.count()
 
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None

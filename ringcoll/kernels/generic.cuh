@@ -36,7 +36,7 @@ RC_DEVICE Value value_of(T element) {
 struct Elements {
     u32 type, pair;  // the element type; the operator on its accumulator
     u32 item, acc;   // bytes of an element, and of an accumulator
-    bool integers, negative, scales, dual;
+    bool integers, negative, scales, dual, gated;
 
     RC_DEVICE explicit Elements(const Local& local) : Elements(local.program) {}
     RC_DEVICE explicit Elements(u32 word)
@@ -47,7 +47,8 @@ struct Elements {
           integers(word >> 26 & 1),
           negative(word >> 27 & 1),
           scales(word >> 28 & 1),
-          dual(word >> 29 & 1) {}
+          dual(word >> 29 & 1),
+          gated(word >> 30 & 1) {}
 
     RC_DEVICE u32 size(bool wide) const { return wide ? acc : item; }
 

@@ -113,7 +113,8 @@ struct GenericProgram {
 
 template <class Text>
 RC_DEVICE void run_generic(const Args& args, const Local& local) {
-    run<Generic, GenericProgram<Text>>(args, local, generic::Elements(local).dual);
+    const generic::Elements elements(local);
+    run<Generic, GenericProgram<Text>>(args, local, elements.dual, elements.gated);
 }
 
 }  // namespace rc::simple

@@ -244,18 +244,6 @@ RC_DEVICE bool read_factors(Call& call, Bases& bases) {
     return !block_barrier_or(!ok);
 }
 
-// The blocks of a call that gates enter and leave (copy_gates.cuh); their words hold all addresses.
-template <class T, class Program>
-RC_DEVICE void run_gated(const Args& args, const Local& local) {
-    Call call(args, local);
-    const u32 number = block_index() / args.replicas;
-    Shared& shared = *block_memory<Shared>();
-    shared.clear();
-    if (block_barrier_or(call.must_not_begin()) || number >= local.words[0]) return;
-    Runner<Call> runner{call, shared, block_index() % args.replicas, args.replicas};
-    runner.template run<T, Program>(local.words + local.words[1 + number]);
-}
-
 // A launch carries two programs where the ranks cannot know ahead which buffers their peers can
 // map: the root's own of a rooted call, or all. If the hellos name all of these buffers the second
 // program runs, on all ranks. Before the words of both programs stand
@@ -284,15 +272,16 @@ struct ProgramChoice {
     }
 };
 
-// The whole call of one rank; `dual`: it has two programs.
+// The whole call of one rank; `dual`: it has two programs. Or, `gated`, the blocks of a call that
+// gates enter and leave (copy_gates.cuh): their words hold all addresses.
 template <class T, class Program>
-RC_DEVICE void run(const Args& args, const Local& local, bool dual = false) {
+RC_DEVICE void run(const Args& args, const Local& local, bool dual = false, bool gated = false) {
     Call call(args, local);
     Shared& shared = *block_memory<Shared>();
     Bases& bases = shared.bases;
     shared.clear();
-    bool done = !block_barrier_or(!call.enter(true));
-    if (done && block_index() == 0)
+    bool done = !block_barrier_or(gated ? call.must_not_begin() : !call.enter(true));
+    if (done && !gated && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
             call.send_hello(p, HELLO_LINES);
     if (scales<typename Program::Op>(local)) {
@@ -300,16 +289,23 @@ RC_DEVICE void run(const Args& args, const Local& local, bool dual = false) {
             for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) call.send_factor(p);
         if (done) done = read_factors(call, bases);
     }
-    if (done && args.mapped) done = read_hellos(call, bases);
+    const bool mapped = args.mapped && !gated;
+    if (done && mapped) done = read_hellos(call, bases);
     ProgramChoice choice(args, local);
     if (done && dual) choice.choose(local, bases);
     const u32 replicas = choice.replicas, number = block_index() / replicas;
     if (done && number < choice.words[0]) {
-        if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, choice.second, 0);
+        if (thread_index() == 0 && mapped) trace(call, STEP_HELLO, choice.second, 0);
         Runner<Call> runner{call, shared, block_index() % replicas, replicas};
         done = runner.template run<T, Program>(choice.words + choice.words[1 + number]);
     }
-    if (!block_barrier_or(!done)) call.leave(0, block_threads());
+    if (!block_barrier_or(!done) && !gated) call.leave(0, block_threads());
+}
+
+// The same of the blocks beside copy engines.
+template <class T, class Program>
+RC_DEVICE void run_gated(const Args& args, const Local& local) {
+    run<T, Program>(args, local, false, true);
 }
 
 // The same of a call with two programs.

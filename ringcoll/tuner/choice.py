@@ -70,6 +70,7 @@ class Limits:
     mapped: frozenset[Buffer] = frozenset()  # the buffers that all peers reach
     in_place: bool | None = None  # None: as the call is
     hellos_decide: bool = False  # the launch carries two programs; the hellos select one
+    large_scratch: bool = False  # copy engines have some: see LARGE_BYTES
 
     @property
     def proves(self) -> bool:

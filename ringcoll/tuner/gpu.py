@@ -44,6 +44,10 @@ def alike(machine: GpuRanks) -> bool:
 
 def choose_gpu(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
     """The choice, along as many of the machine's rings as blocks and a launch carry."""
+    if limits.large_scratch and limits.engine is None:
+        # Whatever peers map: hosts know no address of theirs but SCRATCH.
+        limits = replace(limits, mapped=frozenset(), hellos_decide=False)
+        return choose_copies(call, machine, limits, fits)
     known = machine.known
     if known is None or alike(machine):
         return _choose(call, machine, limits, fits)

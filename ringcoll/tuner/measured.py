@@ -47,6 +47,7 @@ ANY_BYTES = 1 << 62
 
 SWITCH = Source("4 NVIDIA H200 over NVSwitch", "2026-11-21", "gpu_choices_4.json")
 BLOCKS = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-22")
+PAIR = Source("2 NVIDIA H200 over NVSwitch", "2026-11-23")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
 ASSUMED = Source("assumed, not measured", "2026-11-21")
 
@@ -140,13 +141,57 @@ SIMPLE_ALGORITHMS = Measured(
 )
 """Algorithms of Simple: of plain buffers, and of buffers mapped by all ranks."""
 
+PAIR_ALGORITHMS = Measured(
+    "",
+    PAIR,
+    "reduce of mapped buffers by scatter_gather and all_pairs, in µs: 8 MiB 41 and 31, 64 MiB 263 "
+    "and 214, 512 MiB 2014 and 1612",
+    {"reduce": "all_pairs"},
+)
+"""Algorithms of Simple for two ranks, whatever is mapped, where others are faster for two."""
+
 COPY_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
     SWITCH,
     "engine='copy' of 64 MiB: all_reduce by all_pairs 719 µs in 2 slices",
-    {name: pair for name, pair in SIMPLE_ALGORITHMS.by.items() if name in ("broadcast", "gather")},
+    {
+        "all_reduce": ("all_pairs_pull", "all_pairs"),
+        "broadcast": ("scatter_gather_pull", "chain"),
+        "reduce": ("scatter_gather_pull", "scatter_gather_pull"),
+        "all_gather": ("all_pairs_pull", "all_pairs"),
+        "all_to_all": ("all_pairs_pull", "all_pairs"),
+        "gather": SIMPLE_ALGORITHMS.of("gather"),
+    },
 )
 """Algorithms of copy engines: of plain buffers, and of buffers mapped by all ranks."""
+
+COPIED_BYTES = Measured(
+    32 << 20,
+    PAIR,
+    "engine='copy' with SCRATCH of 12 MiB and of 256, in µs: all_reduce of 512 MiB on mapped "
+    "buffers 2285 and 1433",
+)
+"""Bytes of the larger buffer from which calls with engine="copy" are given a large SCRATCH."""
+
+LARGE_RANKS = 2
+"""Ranks for which LARGE_BYTES was measured; others stay with kernels."""
+
+LARGE_BYTES: Measured[int] = Measured(ANY_BYTES, PAIR, COPIED_BYTES.figures, {})
+"""Bytes of the larger buffer from which copy engines run a call without being asked for, once all
+ranks have mapped a large SCRATCH."""
+
+LEAST_LARGE = min((COPIED_BYTES.value, *LARGE_BYTES.by.values()))
+
+COPY_SLICE_BYTES = Measured(
+    128 << 20,
+    PAIR,
+    "engine='copy', all_reduce of 512 MiB on mapped buffers in 2, 4, 8 and 16 slices, in µs: 1433, "
+    "1451, 1481 and 1554; of 128 MiB in 2 and 4: 400 and 416",
+)
+"""Bytes of the larger buffer in a slice of copy engines."""
+
+COPY_SLICES = Measured(8, PAIR, COPY_SLICE_BYTES.figures)
+"""The most slices; more if SCRATCH is too small for them."""
 
 FUSED_BYTES = Measured(
     128 << 20,

@@ -20,9 +20,15 @@ from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     BESIDE_BLOCKS,
     BLOCK_BYTES,
+    COPIED_BYTES,
     COPY_ALGORITHMS,
+    COPY_SLICE_BYTES,
+    COPY_SLICES,
     FUSED_BLOCKS,
     FUSED_BYTES,
+    LARGE_BYTES,
+    LARGE_RANKS,
+    PAIR_ALGORITHMS,
     PIPELINED,
     SIMPLE_ALGORITHMS,
 )
@@ -80,7 +86,9 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
         raise LaunchRefused(f"{where} does not support {what}: leave engine out")
     default = COPY_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
     # Lanes that do different things are one block where there is nothing to overlap.
-    slices = 2 if kind.reduces else 1
+    slices = 1 if limits.mapped and not kind.reduces else 2
+    if limits.large_scratch and slices > 1:
+        slices = max(slices, min(COPY_SLICES.value, call.nbytes // COPY_SLICE_BYTES.value))
     found = _launched(call, machine, limits, fits, "copy", default, slices)
     program = found.program
     copied = copied_blocks(program)
@@ -95,6 +103,17 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     # Half of the multiprocessors stay free for the gates that these blocks wait for.
     most = min(machine.most(limits) // 2, BESIDE_BLOCKS.value * max(1, lanes))
     return on_blocks(found, call, machine, lanes, most)
+
+
+def is_large(call: Call, machine: GpuRanks, limits: Limits) -> bool:
+    """Whether copy engines with a large SCRATCH run a call; the same on all ranks."""
+    if limits.engine == "copy":
+        return call.nbytes >= COPIED_BYTES.value
+    named = limits.algorithm, limits.protocol, limits.slices, limits.channels
+    if any(named) or limits.engine == "sm" or limits.proves or machine.nranks != LARGE_RANKS:
+        return False
+    scales = call.op is not None and call.op.scales
+    return call.nbytes >= LARGE_BYTES.of(call.collective) and not (scales or call.counts)
 
 
 def copied_blocks(program: Program) -> frozenset[int]:
@@ -125,6 +144,8 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
     short = many and call.nbytes < FUSED_BYTES.value
     if call.collective == "broadcast" and limits.mapped and alike and short:
         return "scatter_gather_fused"
+    if machine.nranks == 2 and call.collective in PAIR_ALGORITHMS.by:
+        return PAIR_ALGORITHMS.of(call.collective)
     return SIMPLE_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
 
 

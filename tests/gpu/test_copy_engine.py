@@ -14,8 +14,10 @@ from ringcoll.bench.gpu import captured
 from ringcoll.bootstrap import run_ranks
 from ringcoll.cuda.device import devices
 from ringcoll.errors import Error, LaunchRefused, MismatchError
+from ringcoll.tuner.measured import LARGE_RANKS
 from tests.communicator.cases import ROOTED, SCANS, SHAPES, Case
 from tests.gpu.engines import Counted
+from tests.gpu.large import SOON
 from tests.gpu.ranks import close, on, run_in_groups, together
 from tests.processes.conftest import environment
 
@@ -209,3 +211,16 @@ def test_buffers_that_lie_elsewhere_at_a_peer_are_refused():
     assert told
     assert "recvbuf=byte 400 of symmetric array" in told[0]
     close(comms, failed=True)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(len(devices()) != LARGE_RANKS, reason="no other number of ranks takes them")
+def test_large_calls_change_to_copy_engines_together(tmp_path):
+    """Every result, eager and replayed, is compared by the ranks themselves."""
+    command = [sys.executable, str(PROGRAM.with_name("large.py")), str(tmp_path)]
+    assert run_ranks(command, LARGE_RANKS, env=environment()) == [0] * LARGE_RANKS
+    first, second = ((tmp_path / str(rank)).read_text() for rank in range(LARGE_RANKS))
+    assert first == second
+    calls = "".join(first.split())
+    assert calls[0] == "0", "nobody knows of its peers' memory at the first call"
+    assert calls[SOON - 1 :] == "1" * (len(calls) - SOON + 1)

@@ -15,7 +15,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
-from ringcoll.executors.cuda.params import Addresses, Header
+from ringcoll.executors.cuda.params import Addresses, Header, given_address
 from ringcoll.executors.cuda.signature import OFFSET_BITS, copied_buffers, signature_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
@@ -101,16 +101,37 @@ def call_of(name: str, *, in_place: bool = False) -> Call:
     return Call(name, 0, None, None, 1000, dtype_of("float32"), op, 0, in_place, 4000)
 
 
-def prepared(cuda, name, ranks=(0,), nranks=2, *, streams=None, in_place=False, **options):
-    """A call of 1000 elements of 4 bytes a segment; rank r has its buffers at 10 + r and 20 + r."""
+def prepared(
+    cuda,
+    name,
+    ranks=(0,),
+    nranks=2,
+    *,
+    streams=None,
+    in_place=False,
+    given=False,
+    mapped=ALL_MAPPED,
+    **options,
+):
+    """A call of 1000 elements of 4 bytes a segment; rank r has its buffers at 10 + r and 20 + r.
+
+    With ``given`` the launch is given their addresses.
+    """
     workspace, call = Workspace(nranks), call_of(name, in_place=in_place)
-    choice = chosen(call, nranks, mapped=ALL_MAPPED, engine="copy", **options)
+    choice = chosen(call, nranks, mapped=mapped, engine="copy", **options)
     send, recv = (tuple((10 * k + r) << 32 for r in range(nranks)) for k in (1, 2))
+    number = given_address if given else lambda address, _: address
     if in_place:
         send = tuple(at + 4000 * rank for rank, at in enumerate(recv))
     workspaces = tuple(rank << 40 for rank in range(1, nranks + 1))
     local = [
-        Addresses(rank, workspaces, 0, user=(send[rank], recv[rank]), peer_buffers=(send, recv))
+        Addresses(
+            rank,
+            workspaces,
+            0,
+            user=(number(send[rank], 0), number(recv[rank], 1)),
+            peer_buffers=(send, recv) if mapped else ((), ()),
+        )
         for rank in ranks
     ]
     header = Header(60.0, 1, False, True, choice.grid.replicas)
@@ -120,7 +141,8 @@ def prepared(cuda, name, ranks=(0,), nranks=2, *, streams=None, in_place=False, 
         header,
         workspace,
         local,
-        lambda text: GATE if "copy_gates.cuh" in text else BESIDE,
+        lambda text: GATE,
+        lambda body, made: made(body, BESIDE),
         cuda.take() if streams is None else streams,
     )
 
@@ -141,29 +163,73 @@ def test_what_nobody_waits_for_is_copied_aside(cuda):
     assert copies == {21 << 32: CALLER, 22 << 32: CALLER}
 
 
+def happens_before(notes) -> list[set[int]]:
+    """For each note those that end before it begins: of its stream, and by events."""
+    before: list[set[int]] = []
+    last: dict[int, int] = {}
+    recorded: dict[int, set[int]] = {}
+    ordered: dict[int, set[int]] = {}
+    for number, note in enumerate(notes):
+        stream = note[1]
+        known = ordered.setdefault(stream, set())
+        if stream in last:
+            known |= before[last[stream]] | {last[stream]}
+        if note[0] == "record":
+            recorded[note[2]] = set(known)
+        elif note[0] == "after":
+            known |= recorded[note[2]]
+        before.append(set(known))
+        last[stream] = number
+    return before
+
+
 def test_streams_part_from_the_callers_and_join_it(cuda):
     launch = prepared(cuda, "all_reduce", slices=4)
     launch.launch(CALLER)
     notes = cuda.notes
-    lanes = {note[1] for note in notes} - {CALLER}
-    assert len(lanes) == 2  # of the copies that gather, and of the kernel
     rows = [k for k, note in enumerate(notes) if note[0] in ("gate", "copy", "beside")]
     first, last = rows[0], rows[-1]
     assert notes[first][:2] == notes[last][:2] == ("gate", CALLER)
     beside = [k for k in rows if notes[k][0] == "beside"]
     assert beside == [rows[1]], "a kernel that runs holds up nobody, so it comes first"
-    for lane in lanes:
-        mine = [k for k in rows if notes[k][1] == lane]
-        forked = [k for k, note in enumerate(notes) if note[:2] == ("after", lane)]
-        assert len(forked) == 1
-        assert notes[forked[0] - 1][0] in ("record", "after")
-        event = notes[forked[0]][2]
-        recorded = notes.index(("record", CALLER, event))
-        assert first < recorded < forked[0] < mine[0]
-        (joined,) = [k for k, note in enumerate(notes) if note[:2] == ("record", lane)]
-        assert mine[-1] < joined
-        assert notes[joined + 1] == ("after", CALLER, notes[joined][2])
-        assert joined + 1 < last
+    copies = {notes[k][1] for k in rows if notes[k][0] == "copy"}
+    assert len(copies) == 2, "a lane of the copies that scatter, and one of those that gather"
+    before = happens_before(notes)
+    for k in rows[1:-1]:
+        assert first in before[k], "nothing begins before all ranks have entered"
+        assert k in before[last], "nothing is left when the call ends"
+
+
+def test_no_gate_stands_between_two_copies_of_a_lane(cuda):
+    prepared(cuda, "all_reduce", slices=4).launch(CALLER)
+    notes = cuda.notes
+    before = happens_before(notes)
+    gates = [k for k, note in enumerate(notes) if note[0] == "gate"]
+    for lane in {note[1] for note in notes if note[0] == "copy"}:
+        copies = [k for k, note in enumerate(notes) if note[:2] == ("copy", lane)]
+        assert len(copies) == 4
+        for one, two in pairwise(copies):
+            between = [k for k in gates if one < k < two and notes[k][1] == lane]
+            assert not between
+            # What signals the first copy begins after it; what the second waits for ends before.
+            assert any(one in before[k] for k in gates)
+            waits = [k for k in gates if k in before[two] and k not in before[one]]
+            signals = [k for k in gates if one in before[k] and two not in before[k]]
+            # The lane that scatters says what has come, the one that gathers waits for sums.
+            assert signals if lane == CALLER else waits
+
+
+def test_addresses_are_those_of_the_launch(cuda):
+    launch = prepared(cuda, "all_reduce", slices=2, mapped=frozenset(), given=True)
+    moved = []
+    for send, recv in ((1 << 50, 2 << 50), (5 << 50, 3 << 50)):
+        cuda.notes.clear()
+        launch.launch(CALLER, (send, recv, 0, 0))
+        pairs = [note[2:4] for note in cuda.notes if note[0] == "copy"]
+        assert not {at for pair in pairs for at in pair if 10 << 32 <= at < 30 << 32}
+        moved.append([at % (1 << 50) for _, at in pairs])
+    assert moved[0] == moved[1]
+    assert moved[0][0] == 2000, "from here on lies what the peer sums"
 
 
 def test_streams_are_made_once_and_not_by_a_launch(cuda):
@@ -173,11 +239,11 @@ def test_streams_are_made_once_and_not_by_a_launch(cuda):
     for launch in launches:
         launch.launch(CALLER)
         launch.launch(CALLER)
-    assert cuda.made == made == 104  # two streams, each with its event
+    assert cuda.made == made
     streams.close()
-    assert sorted(cuda.destroyed) == [101, 102, 103, 104]
+    assert sorted(cuda.destroyed) == list(range(101, made + 1))
     streams.close()
-    assert len(cuda.destroyed) == 4
+    assert len(cuda.destroyed) == made - 100
 
 
 def test_a_captured_call_of_ranks_that_share_a_gpu_has_one_stream(cuda):

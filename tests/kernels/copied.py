@@ -6,12 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
 from ringcoll.executors.cuda.copy_gates import CopyGate, gate_body
+from ringcoll.executors.cuda.copy_streams import Placing, place_on_streams
+from ringcoll.executors.cuda.generic import generic_body
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.plan import Buffer
@@ -54,10 +56,13 @@ class Device:
         else:
             self.gate(row)(self.kernels)
 
-    def lane(self, number: int) -> None:
-        for row in self.found.rows:
-            if row.lane == number:
-                self.row(row)
+    def stream(self, number: int, placing: Placing, ended: Sequence[Event]) -> None:
+        for at, placed in enumerate(placing.rows):
+            if placed.stream == number:
+                for awaited in placed.after:
+                    ended[awaited].wait()
+                self.row(placed.row)
+                ended[at].set()
 
     def __call__(self) -> None:
         found = self.found
@@ -69,7 +74,11 @@ class Device:
             for row in found.rows:
                 self.row(row)
         else:
-            streams += [Thread(target=self.lane, args=(k,)) for k in range(found.lanes)]
+            placing = place_on_streams(found.rows, found.lanes)
+            ended = [Event() for _ in placing.rows]
+            streams += [
+                Thread(target=self.stream, args=(k, placing, ended)) for k in range(placing.streams)
+            ]
         for stream in streams:
             stream.start()
         for stream in streams:
@@ -92,8 +101,9 @@ def devices(
     signature: int = 1234,
     number: int = 7,
     flat: bool = False,
+    generic: bool = False,
 ) -> list[Device]:
-    """A call of these ranks, so many on a device."""
+    """A call of these ranks, so many on a device; ``generic``: by the kernel of any call."""
     program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
     dtype = dtype_of(case.dtype)
     op = op_of(case.op) if case.plan.collective.reduces else None
@@ -114,6 +124,10 @@ def devices(
                 sum(program.blocks[block].rank == rank for block in others.blocks)
                 for rank in range(world.nranks)
             )
+            if generic:
+                carried = generic_body(body, world.nranks)
+                assert carried is not None
+                body = carried
             parameter = pack(body, header, world.workspace.progress, local)
             kernel = Ready(body.text, parameter, blocks * case.replicas, len(local), case.threads)
         made.append(Device(found, world, header, kernel, flat))

@@ -208,7 +208,7 @@ def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
 
 
 EITHER = [
-    ("reduce", {}),
+    ("reduce", {"algorithm": "scatter_gather"}),
     ("reduce", {"algorithm": "scatter_gather_push"}),
     ("gather", {"algorithm": "all_pairs"}),
     ("scatter", {"algorithm": "one_shot"}),
@@ -259,6 +259,13 @@ def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
     found = rooted("reduce")
     assert (found.launch.slices, found.program.scratch) == (32, 3)
     assert (found.direct.launch.slices, found.direct.program.scratch) == (1, 0)
+
+
+@pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED])
+def test_two_ranks_reduce_at_the_root(mapped):
+    two, three = (rooted("reduce", nranks, mapped=mapped) for nranks in (2, 3))
+    assert (two.algorithm, two.direct) == ("all_pairs", None)
+    assert three.algorithm == ("scatter_gather" if mapped else "all_pairs")
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,15 @@ def on_devices(calls: list[Device]) -> None:
     run(calls)
 
 
-def called(nranks: int, groups: list[list[int]], todo: Iterator[Case]) -> int:
+def called(
+    nranks: int, groups: list[list[int]], todo: Iterator[Case], *, generic: bool = False
+) -> int:
     """Make the calls one after the other; how many."""
     world, calls = World(nranks), 0
     for case in todo:
         world.forget_arrays()
         arrays = world.arrays(case, calls)
-        on_devices(devices(world, case, arrays, groups))
+        on_devices(devices(world, case, arrays, groups, generic=generic))
         calls += 1
         arrays.check(case)
         settled(world, calls)
@@ -99,6 +101,12 @@ def called(nranks: int, groups: list[list[int]], todo: Iterator[Case]) -> int:
 @pytest.mark.parametrize("name", SOME)
 def test_a_device_for_each_rank(name: str) -> None:
     assert called(3, [[0], [1], [2]], cases(3, name, 203, every=False)) >= 4
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_generic_kernel_beside_the_copies(name: str) -> None:
+    apart = [[0], [1], [2]]
+    assert called(3, apart, cases(3, name, 203, every=False), generic=True) >= 4
 
 
 @pytest.mark.slow

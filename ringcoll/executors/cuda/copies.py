@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from ringcoll.dtypes import DType
 from ringcoll.encode import Program, Row
 from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, CopyGate, merged
-from ringcoll.executors.cuda.params import Addresses
+from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
+from ringcoll.executors.cuda.params import GIVEN, Addresses, GivenAddress, given_address
 from ringcoll.executors.cuda.simple import KernelPart, Writer
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.labels import Label
@@ -34,7 +35,10 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between two addresses of the device, on a lane, in a slice."""
+    """A copy between two addresses of the device, on a lane, in a slice.
+
+    Addresses in the call's own buffers are those that the launch is given, by number.
+    """
 
     lane: int
     dst: int
@@ -64,9 +68,13 @@ def remote_buffers(program: Program) -> frozenset[Buffer]:
     )
 
 
-def kernel_part(program: Program, workspace: Workspace) -> KernelPart:
+def kernel_part(
+    program: Program, workspace: Workspace, local: Sequence[Addresses] = ()
+) -> KernelPart:
     """The blocks that the kernel beside the lanes runs."""
     others = frozenset(range(len(program.blocks))) - copied_blocks(program)
+    if any(at.scratch for at in local):
+        return KernelPart(others, None, SCRATCH_BYTES)
     return KernelPart(others, workspace.copies, workspace.copied)
 
 
@@ -81,14 +89,17 @@ def schedule(
     replicas: int,
 ) -> Schedule:
     """The operations of a call on one device; the kernel beside the lanes has ``replicas``."""
-    writer = Writer(program, layout, dtype, workspace, local, kernel_part(program, workspace))
-    here = {at.rank: at for at in local}
+    others = kernel_part(program, workspace, local)
+    writer = Writer(program, layout, dtype, workspace, local, others)
+    here = {at.rank: place for place, at in enumerate(local)}
     lanes = [
         number for number in sorted(copied_blocks(program)) if program.blocks[number].rank in here
     ]
     aside = _Aside(program, max(1, len(lanes)))
     blocks = {
-        number: _Lane(lane, number, here[program.blocks[number].rank], writer, aside, replicas)
+        number: _Lane(
+            lane, number, local, here[program.blocks[number].rank], aside, writer, replicas
+        )
         for lane, number in enumerate(lanes)
     }
     rows = _Rows()
@@ -163,10 +174,18 @@ class _Lane:
     """One block as a lane: its flags, counts and addresses."""
 
     def __init__(
-        self, lane: int, number: int, at: Addresses, writer: Writer, aside: _Aside, replicas: int
+        self,
+        lane: int,
+        number: int,
+        local: Sequence[Addresses],
+        place: int,
+        aside: _Aside,
+        writer: Writer,
+        replicas: int,
     ) -> None:
-        self.lane, self.number, self.at, self.writer = lane, number, at, writer
+        self.lane, self.number, self.at, self.writer = lane, number, local[place], writer
         self.aside, self.replicas = aside, replicas
+        self._first_given = place * GIVEN
         self.taken, self.posted = Counter[int](), Counter[int]()
 
     def waits(self, numbers: Sequence[int]) -> Iterator[Pair]:
@@ -198,7 +217,10 @@ class _Lane:
         def address(chunk: Chunk) -> int:
             first, meta = self.writer.chunk(chunk, self.at)
             slots = self.writer.program.slots
-            return first + (at % slots if chunk.buffer is Buffer.SCRATCH else at) * (meta >> 16)
+            first += (at % slots if chunk.buffer is Buffer.SCRATCH else at) * (meta >> 16)
+            if isinstance(first, GivenAddress):
+                return given_address(first, self._first_given + first.number, first.offset)
+            return first
 
         # Peers' copies first: no other rank waits for a local one.
         for dst in sorted(row.dsts, key=lambda chunk: chunk.rank == self.at.rank):

@@ -31,6 +31,18 @@ def merged(gate: CopyGate, what: int) -> CopyGate:
     return replace(gate, words=(gate.words[0] | what, *gate.words[1:]))
 
 
+def parts(gate: CopyGate) -> tuple[CopyGate | None, CopyGate | None]:
+    """The part of a gate that signals and the part that waits, None where it has none."""
+    head, pairs = gate.words[0], gate.words[1:]
+    signals, waits, step = head >> 32 & 0xFFFF, head >> 48, head & 0xFFFFFFFF
+    posts = (step | signals << 32, *pairs[: 2 * signals])
+    polls = (step | waits << 48, *pairs[2 * signals :])
+    return (
+        replace(gate, words=posts) if signals else None,
+        replace(gate, words=polls) if waits else None,
+    )
+
+
 def gate_body(gate: CopyGate, nranks: int) -> Body:
     """Text and words of a gate."""
     return Body(gate_text(nranks), (_padded(gate.words, nranks),), (0,), 0, 0)

@@ -99,7 +99,8 @@ class CudaExecutor(CudaPreparer):
                 self.async_errors.check()
                 self.stream_order.switch_to(request.stream)
                 self._publish(request.prepared)
-                for part in launchable.parts(request.stream):
+                given = request.addresses or request.prepared.addresses
+                for part in launchable.parts(request.stream, given):
                     with on(self.device.ordinal):
                         part()
                     yield Pause(lambda: True)  # a turn for the other devices of this thread
@@ -232,6 +233,8 @@ class CudaExecutor(CudaPreparer):
         self.stream_order.forget()
         if self.auto_register is not None:
             self.auto_register.close()
+        if self.copy_scratch is not None:
+            self.copy_scratch.close()
         self.mappings.close()
         self.memory.close()
         self.report.free()

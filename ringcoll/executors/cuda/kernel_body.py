@@ -51,6 +51,7 @@ class KernelFits:
     """What a rank's memory, and the parameters of a launch, hold of a choice."""
 
     workspace: Workspace
+    copied: int = 0  # bytes of SCRATCH that copy engines have outside of it
 
     def scratch(self, call: Call, choice: Choice) -> tuple[int, int]:
         """Bytes of SCRATCH that a choice needs, and bytes that are there."""
@@ -58,7 +59,8 @@ class KernelFits:
         if choice.launch.in_band:
             need = ll_scratch_bytes(program, layout, _ll_layout(call, choice))
             return need, workspace.region(choice.launch.protocol)[1]
-        room = workspace.copied if choice.engine == "copy" else workspace.scratch_half
+        copied = self.copied or workspace.copied
+        room = copied if choice.engine == "copy" else workspace.scratch_half
         return scratch_bytes(program, layout, call.dtype), room
 
     def parameters(self, call: Call, choices: Sequence[Choice], together: int) -> bool:

@@ -17,6 +17,7 @@ from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
+from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
@@ -50,6 +51,7 @@ from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.kept import counts_alike, laid_out, with_count
+from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
 
 
@@ -74,6 +76,8 @@ class CudaPreparer:
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.workspace = Workspace(self.nranks)
         self.fits = KernelFits(self.workspace)
+        self.large_fits = KernelFits(self.workspace, SCRATCH_BYTES)
+        self.copy_scratch: CopyScratch | None = None
         self.recorder: Recorder | None = None
         self.auto_register: AutoRegister | None = None
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
@@ -92,6 +96,9 @@ class CudaPreparer:
             group = group_by_device(fabric, device, transport, self.workspace, launch)
             self.shared_launch, self.machine = group.shared_launch, group.machine
             self.alone = group.alone
+            # Copy engines need a process for each GPU.
+            if group.alone and group.machine.nvlink:
+                self.copy_scratch = made.enter_context(closing(CopyScratch(fabric, ordinal)))
             self.stream_order.communicator = self.shared_launch
             alone = len(self.shared_launch.ranks) == 1
             self.kernels = KernelLoading(loader, device, fabric, self.stream_order, alone=alone)
@@ -103,7 +110,8 @@ class CudaPreparer:
         hello = self.hello(input_, output, registered=limits.hellos_decide)
         mapped = frozenset[Buffer]() if limits.hellos_decide else mapped_buffers(call, hello)
         limits = replace(limits, mapped=mapped)
-        choice = choose(call, self.machine, limits, self.fits)
+        fits = self.large_fits if limits.large_scratch else self.fits
+        choice = choose(call, self.machine, limits, fits)
         known = copied_buffers(choice, hello)
         text, signature, number = self._record(call, choice, known)
         at = Addresses(
@@ -117,6 +125,7 @@ class CudaPreparer:
             peer_addresses(known, self.symmetric, self.nranks),
             trace=0 if self.recorder is None else self.recorder.address,
             launch=number,
+            scratch=self._scratch(choice, limits),
         )
         prepared = CudaCall(
             call.on(None, None),
@@ -142,7 +151,9 @@ class CudaPreparer:
         kernel, or no single one, runs this count.
         """
         limits = before.limits
-        if before.body is None or self.recorder is not None:
+        # Who runs a large call depends on how many were made before.
+        large = is_large(call, self.machine, limits)
+        if large or before.body is None or self.recorder is not None:
             return None
         if before.counts is None:
             how = before.call, self.machine, limits, self.fits
@@ -185,6 +196,12 @@ class CudaPreparer:
         if choice.reads_hellos:
             self.mappings.update()
         return text, int.from_bytes(digest, "little"), number
+
+    def _scratch(self, choice: Choice, limits: Limits) -> tuple[int, ...]:
+        """The SCRATCH of copy engines of each rank; () where that is in the workspaces."""
+        if choice.engine != "copy" or not limits.large_scratch or self.copy_scratch is None:
+            return ()
+        return self.copy_scratch.addresses
 
     def hello(self, input_: Extent, output: Extent, *, registered: bool) -> tuple[int, int]:
         """Both buffers as peers reach them; ``registered``: also those registered automatically."""
@@ -230,8 +247,13 @@ class CudaPreparer:
         header = _header(prepared)
         if choice.engine == "copy":
             load = partial(self.kernels.function, timeout=prepared.timeout, where=where)
+            waits = prepared.timeout, where, prepared.signature_text
+
+            def launching(body: Body, made: Callable[[Body, int], Launchable]) -> Launching:
+                return self.kernels.launch(body, made, *waits)
+
             return copy_launch(
-                choice, prepared.call, header, self.workspace, local, load, self.streams
+                choice, prepared.call, header, self.workspace, local, load, launching, self.streams
             )
 
         body = body_of(choice, prepared.call, self.workspace, local)

@@ -60,7 +60,7 @@ class KernelPart:
     """The blocks of a call that a kernel runs beside copy engines: see :mod:`.copies`."""
 
     blocks: frozenset[int]  # of the program, by number
-    scratch: int  # offset of SCRATCH in a workspace
+    scratch: int | None  # offset of SCRATCH in a workspace; None: it has memory of its own
     room: int  # bytes of it
 
 
@@ -122,10 +122,11 @@ def simple_body(
         "run" if kernel_part is None else "run_gated",
     )
     programs = (0,) * len(local)
-    if kernel_part is not None:
-        return Body(text, words, programs, 0, 0)
+    gated = kernel_part is not None
+    generic = GenericForm(0, elements_word(dtype, op, gated=gated), shape_words(writer.moves))
+    if gated:
+        return Body(text, words, programs, 0, 0, generic=generic)
     compared = compared_ranks(program, local)
-    generic = GenericForm(0, elements_word(dtype, op), shape_words(writer.moves))
     return Body(text, words, programs, 0, workspace.scratch_half, compared, generic)
 
 
@@ -241,8 +242,9 @@ class Writer:
         layout, item = self.layout, self.dtype.itemsize
         if chunk.buffer is Buffer.SCRATCH:
             index = chunk.index * self.program.slots
-            first = at.workspaces[chunk.rank] + self.carried.scratch + index * self.width
-            return first, _SCRATCH | self.width << 16
+            offset, own = self.carried.scratch, chunk.rank
+            first = at.scratch[own] if offset is None else at.workspaces[own] + offset
+            return first + index * self.width, _SCRATCH | self.width << 16
         start, _ = layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices)
         number, within = divmod(chunk.index, layout.collective.chunks)
         low, high = layout.part(layout.segment(chunk.buffer, chunk.rank, number)[1], within)

@@ -77,14 +77,16 @@ _OPERATIONS = [
 
 
 @cache
-def elements_word(dtype: DType, op: ReduceOp | None, *, dual: bool = False) -> int:
+def elements_word(
+    dtype: DType, op: ReduceOp | None, *, dual: bool = False, gated: bool = False
+) -> int:
     """``Elements`` of ``kernels/generic.cuh``: what a launch says of its elements."""
     integers, negative = dtype.category == "int", dtype.numpy.kind == "i"
     kind = 0 if integers else _CONVERTED.index(dtype_of(dtype.name))
     pair = 0 if op is None else _OPERATIONS.index((_computed_in(dtype), op.name))
     sizes = dtype.itemsize << 16 | dtype.accumulator.itemsize << 21
-    flags = integers << 26 | negative << 27 | (op is not None and op.scales) << 28 | dual << 29
-    return kind | pair << 8 | sizes | flags
+    flags = integers << 26 | negative << 27 | (op is not None and op.scales) << 28
+    return kind | pair << 8 | sizes | flags | dual << 29 | gated << 30
 
 
 def elements_lines() -> list[str]:

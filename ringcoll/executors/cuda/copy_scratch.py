@@ -1,0 +1,170 @@
+"""The large SCRATCH of copy engines: taken at the first large call, used from an agreed call on.
+
+Copy engines reach the link's rate with slices of tens of MiB, for which a workspace has no room.
+Most communicators never make such a call, so the memory is taken by the first one that does. A rank
+offers its handle in shared memory and goes on, by kernels; its peers map it when they come to such
+a call themselves. No rank waits for another: a program may need this call to return before its
+other ranks come.
+
+So that all ranks change to copy engines at the same call, each publishes the number of every large
+call that it makes by kernels, and rank 0, once it sees that all have mapped, names the call after
+the highest number published. Of its two stores and loads on one side, and a store and a load on the
+other, fences let one see the other's (Dekker): a rank that does not see the decision being made is
+seen by it. One that does waits for a few instructions of rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from ringcoll.cuda.device import on
+from ringcoll.cuda.memory import DeviceMemory, allocate
+from ringcoll.cuda.streams import outside_capture
+from ringcoll.errors import MachineError
+from ringcoll.fabric import Fabric
+from ringcoll.host.fence import fence_of
+from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
+from ringcoll.transports.mapping import pointer_to, unmap
+
+_log = logging.getLogger("ringcoll")
+
+SCRATCH_BYTES = 256 << 20
+_SHARE = 16
+"""SCRATCH takes no more than this part of the memory that is free."""
+
+_OFFER, _MAPPED, _CALLS, _CLOSING, _FROM = range(5)
+"""Words of a rank's part of the shared memory, each with one writer: whether its handle is there,
+whether it has mapped all, the last large call that it has made by kernels; of rank 0 also whether
+it is about to name the first call by copy engines, and that call."""
+
+_OFFERED, _DECLINED = 1, 2
+_HEAD, _END = 64, 64 + MEMORY_HANDLE_BYTES
+_WHAT = "SCRATCH of copy engines"
+
+
+class CopyScratch:
+    """One rank's side of it; constructing it is collective."""
+
+    def __init__(self, fabric: Fabric, ordinal: int) -> None:
+        self._fabric, self._rank, self._ordinal = fabric, fabric.rank, ordinal
+        self._parts = fabric.share(_END, what=_WHAT)
+        self._words = [part[:_HEAD].cast("Q") for part in self._parts]
+        self._ordered = fence_of()
+        self._lock = threading.Lock()
+        self._calls = self._from = 0
+        self._memory: DeviceMemory | None = None
+        self._handles: dict[int, MemoryHandle] = {}
+        self._opened: list[Callable[[], None]] = []
+        self._pointers: dict[int, int] = {}
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Every rank's SCRATCH in this rank's address space; only of use once :meth:`count` is."""
+        return tuple(self._pointers[rank] for rank in range(self._fabric.nranks))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's device memory."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the last large call that was counted runs by copy engines."""
+        return 0 < self._from <= self._calls
+
+    def count(self) -> bool:
+        """Count a large call, before it is prepared or launched; whether copy engines run it.
+
+        All ranks count the same calls, and get the same answers.
+        """
+        with self._lock:
+            self._calls += 1
+            if not self._from:
+                self._agree()
+            return self.in_use
+
+    def _agree(self) -> None:
+        own, first = self._words[self._rank], self._words[0]
+        if not own[_OFFER]:
+            self._offer()
+        if not own[_MAPPED]:
+            self._map()
+        own[_CALLS] = self._calls
+        self._fence()
+        if self._rank == 0 and all(words[_MAPPED] for words in self._words):
+            first[_CLOSING] = 1
+            self._fence()
+            first[_FROM] = 1 + max(words[_CALLS] for words in self._words)
+        if first[_CLOSING]:
+            self._fabric.wait(
+                lambda: bool(first[_FROM]),
+                deadline=self._fabric.deadline(None),
+                describe=lambda: f"rank {self._rank}: rank 0 stopped while it agreed on {_WHAT}",
+                peers=lambda: [0],
+            )
+            self._from = first[_FROM]
+            _log.debug("rank %d: copy engines from large call %d on", self._rank, self._from)
+
+    def _fence(self) -> None:
+        """Order this rank's stores before its later loads."""
+        # A load of x86-64 may pass an earlier store, but no locked instruction, as a lock has one.
+        with threading.Lock():
+            pass
+        if self._ordered is not None:
+            self._ordered()
+
+    def _offer(self) -> None:
+        """Take the memory, and offer its handle to the peers."""
+        own = self._words[self._rank]
+        try:
+            with on(self._ordinal) as cuda, outside_capture():
+                free, _ = cuda.memGetInfo()
+                if free < _SHARE * SCRATCH_BYTES:
+                    raise MachineError(f"only {free >> 20} MiB are free")
+                self._memory = allocate(self._ordinal, SCRATCH_BYTES, what=_WHAT)
+                handle = handle_of(cuda, self._ordinal, self._memory.pointer, SCRATCH_BYTES)
+                handle = replace(handle, ipc=cuda.ipcGetMemHandle(self._memory.pointer))
+        except (MachineError, RuntimeError) as error:
+            _log.info("rank %d: large calls run by kernels: %s: %s", self._rank, _WHAT, error)
+            own[_OFFER] = _DECLINED
+            return
+        self._handles[self._rank] = handle
+        self._pointers[self._rank] = self._memory.pointer
+        self._parts[self._rank][_HEAD:_END] = bytes.fromhex(handle.encode())
+        self._fence()
+        own[_OFFER] = _OFFERED
+
+    def _map(self) -> None:
+        """Map what the peers have offered."""
+        if self._rank not in self._pointers:
+            return
+        try:
+            for peer, words in enumerate(self._words):
+                if peer not in self._pointers and words[_OFFER] == _OFFERED:
+                    self._fence()
+                    text = self._parts[peer][_HEAD:_END].hex()
+                    self._handles[peer] = MemoryHandle.decode(text)
+                    with on(self._ordinal) as cuda, outside_capture():
+                        self._pointers[peer] = pointer_to(
+                            cuda, self._handles, self._rank, peer, self._opened, _WHAT
+                        )
+        except (MachineError, RuntimeError) as error:
+            # The peers never see it mapped, so all stay with kernels.
+            _log.warning("rank %d: large calls run by kernels: %s", self._rank, error)
+            self._pointers.clear()
+            return
+        if len(self._pointers) == self._fabric.nranks:
+            self._words[self._rank][_MAPPED] = 1
+
+    def close(self) -> None:
+        """Unmap and free all; not collective, idempotent. No kernel of this rank may be running."""
+        self._pointers.clear()
+        with contextlib.suppress(RuntimeError):  # of a device that fails
+            unmap(self._ordinal, self._opened)
+            if self._memory is not None:
+                self._memory.free()
+        self._memory = None

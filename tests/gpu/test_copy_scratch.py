@@ -1,0 +1,155 @@
+"""SCRATCH of copy engines: ranks that wait for nobody use it from the same call on."""
+
+from __future__ import annotations
+
+import random
+import time
+import types
+
+import pytest
+
+from ringcoll.errors import MachineError
+from ringcoll.executors.cuda import copy_scratch
+from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
+from ringcoll.transports.handles import MemoryHandle
+
+CALLS = 60
+FREE = 1 << 40
+
+
+class Memory:
+    """Stands for an allocation."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer, self.nbytes, self.freed = pointer, SCRATCH_BYTES, False
+
+    def free(self) -> None:
+        self.freed = True
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What all ranks have allocated; the device is a fake with as much free memory as ``free``."""
+    found = types.SimpleNamespace(memory=[], free=FREE, unmapped=0, fails=lambda rank, peer: False)
+    cuda = types.SimpleNamespace(
+        memGetInfo=lambda: (found.free, FREE), ipcGetMemHandle=lambda pointer: b"i" * 64
+    )
+
+    class On:
+        def __init__(self, _ordinal: int = 0) -> None: ...
+
+        def __enter__(self):
+            return cuda
+
+        def __exit__(self, *_error: object) -> None: ...
+
+    def allocate(ordinal, nbytes, *, what):
+        assert nbytes == SCRATCH_BYTES
+        found.memory.append(Memory((ordinal + 1) << 32))
+        return found.memory[-1]
+
+    def handle_of(_cuda, ordinal, pointer, nbytes):
+        return MemoryHandle(b"b" * 16, 10 + ordinal, pointer, nbytes, 0, ordinal, "0", "fake")
+
+    def pointer_to(_cuda, handles, rank, peer, opened, _what):
+        if found.fails(rank, peer):
+            raise MachineError("no mapping")
+        opened.append(lambda: None)
+        return handles[peer].pointer + rank
+
+    def unmap(_ordinal, opened):
+        found.unmapped += len(opened)
+        opened.clear()
+
+    monkeypatch.setattr(copy_scratch, "on", On)
+    monkeypatch.setattr(copy_scratch, "outside_capture", On)
+    monkeypatch.setattr(copy_scratch, "allocate", allocate)
+    monkeypatch.setattr(copy_scratch, "handle_of", handle_of)
+    monkeypatch.setattr(copy_scratch, "pointer_to", pointer_to)
+    monkeypatch.setattr(copy_scratch, "unmap", unmap)
+    return found
+
+
+def answers(together, nranks: int, seed: int, calls: int = CALLS, free=None):
+    """What each rank is answered, call by call, and the addresses that it knows in the end."""
+
+    def run(fabric):
+        rng = random.Random(seed * 100 + fabric.rank)
+        scratch = CopyScratch(fabric, fabric.rank)
+        found = []
+        for _ in range(calls):
+            if rng.random() < 0.2:
+                time.sleep(rng.random() * 2e-3)
+            found.append(scratch.count())
+            assert scratch.in_use == found[-1]
+        fabric.allgather(b"", what="the end of a test")
+        addresses = scratch.addresses if found[-1] else ()
+        scratch.close()
+        scratch.close()
+        return found, addresses
+
+    return together(nranks, run)
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_all_ranks_change_at_the_same_call(made, together, nranks):
+    changed = []
+    for seed in range(12):
+        found = answers(together, nranks, seed)
+        calls = [answer for answer, _ in found]
+        assert calls == calls[:1] * nranks
+        first = calls[0].index(True) if True in calls[0] else CALLS
+        assert not any(calls[0][:first])
+        assert all(calls[0][first:])
+        changed.append(first)
+        if first < CALLS:
+            for rank, (_, addresses) in enumerate(found):
+                own = [((peer + 1) << 32) + (rank if peer != rank else 0) for peer in range(nranks)]
+                assert list(addresses) == own
+    assert min(changed) > 0, "the first call cannot know of its peers' memory"
+    assert min(changed) < CALLS
+    assert all(memory.freed for memory in made.memory)
+
+
+def test_no_rank_waits_for_one_that_makes_no_call(made, together):
+    def run(fabric):
+        scratch = CopyScratch(fabric, fabric.rank)
+        found = [scratch.count() for _ in range(20 * (fabric.rank == 0))]
+        fabric.allgather(b"", what="the end of a test")
+        scratch.close()
+        return found
+
+    assert together(2, run) == [[False] * 20, []]
+
+
+def test_a_rank_without_memory_keeps_all_on_kernels(made, together):
+    made.free = 16 * SCRATCH_BYTES - 1
+    assert [calls for calls, _ in answers(together, 2, 1)] == [[False] * CALLS] * 2
+    assert not made.memory
+
+
+def test_a_rank_that_cannot_map_keeps_all_on_kernels(made, together, caplog):
+    made.fails = lambda rank, peer: rank == 1
+    assert [calls for calls, _ in answers(together, 2, 1)] == [[False] * CALLS] * 2
+    assert "large calls run by kernels: no mapping" in caplog.text
+    assert all(memory.freed for memory in made.memory)
+
+
+def test_a_leader_that_dies_in_the_middle_is_told(made, together):
+    """The others wait for a few instructions of rank 0, but not for ever."""
+    from ringcoll.errors import Error
+
+    def run(fabric):
+        scratch = CopyScratch(fabric, fabric.rank)
+        if fabric.rank == 0:
+            scratch._words[0][copy_scratch._CLOSING] = 1
+            fabric.allgather(b"", what="the leader closes")
+            fabric.abort("rank 0 ends")
+            return "gone"
+        fabric.allgather(b"", what="the leader closes")
+        with pytest.raises(Error):
+            scratch.count()
+        scratch.close()
+        return "told"
+
+    assert together(2, run) == ["gone", "told"]
