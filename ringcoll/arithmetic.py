@@ -28,7 +28,7 @@ TILE = 128 << 10
 core moved 6.1, 7.6, 8.1, 7.9, 7.5 GB/s with tiles of 16, 64, 128, 256, 512 KiB: below, the calls
 into numpy show; above, two tiles and the streams no longer fit."""
 
-_SMALL = 32 << 10
+SMALL = 32 << 10
 """Bytes up to which a closure keeps its own temporary instead of asking for the thread's: 4 ranks,
 64 KiB in place, where two of them fold into a source, took 62 µs through the thread's, 45 so."""
 
@@ -95,8 +95,8 @@ class Reduction:
     def on(self, srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure:
         """A closure that does it on these arrays, again and again, one thread at a time.
 
-        Between two calls the lists may get other arrays, of the same types and lengths, which
-        overlap as those before did.
+        Between two calls the lists may get other arrays, of the same types, which overlap as those
+        before did; of other lengths if all have at most :data:`SMALL` bytes, and some.
         """
         if dsts[0].size == 0:
             return _nothing
@@ -125,13 +125,13 @@ def _copy(srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure:
     targets = [k for k, dst in enumerate(dsts) if not np.may_share_memory(srcs[0], dst)]
     if not targets:
         return _nothing
-    target, nbytes = targets[0], srcs[0].size
+    target = targets[0]
 
     def copy() -> None:
         dsts[target][...] = srcs[0]
 
     def copy_to_all() -> None:
-        for part in _tiles(nbytes, TILE, backward=False):
+        for part in _tiles(srcs[0].size, TILE, backward=False):
             tile = srcs[0][part]
             for k in targets:
                 dsts[k][part] = tile
@@ -151,13 +151,16 @@ def _chain(
         return None
     total: Array | None = None
     if any(np.may_share_memory(first, src) for src in srcs[2:]):
-        if nbytes > _SMALL:
+        if nbytes > SMALL:
             return None
         total = np.empty_like(first)
     last, others = len(srcs) - 1, len(dsts) > 1
 
     def chain() -> None:
+        nonlocal total
         left, result = srcs[0], dsts[0]
+        if total is not None and total.size != result.size:
+            total = np.empty_like(result)
         between = result if total is None else total
         for k in range(1, last):
             ufunc(left, srcs[k], out=between)
@@ -182,7 +185,7 @@ def _fold(
 ) -> Closure:
     """A fold of any shape: load, combine and finish a tile in temporaries, then store it."""
     ufunc = op.ufunc(dtype.accumulator)
-    accumulator, n = dtype.accumulator, dsts[0].size
+    accumulator = dtype.accumulator
     step = TILE // accumulator.itemsize
     divide = final and op.name == "avg"
     last = len(srcs) - 1
@@ -192,7 +195,7 @@ def _fold(
 
     def fold() -> None:
         total, term = _temporaries(accumulator)
-        for part in _tiles(n, step, backward):
+        for part in _tiles(dsts[0].size, step, backward):
             count = part.stop - part.start
             spare = total[:count]
             first = dsts[0][part]

@@ -19,6 +19,7 @@ from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, MachineError
+from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.auto_register import MIN_BYTES
@@ -29,7 +30,6 @@ from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
-from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory

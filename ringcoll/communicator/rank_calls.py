@@ -21,10 +21,10 @@ from ringcoll.communicator.work import Work
 from ringcoll.communicator.worker import PatientCall, Worker
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error, UsageError
+from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu_call import CpuCall
 from ringcoll.executors.drive import drive
-from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
 from ringcoll.plan import Buffer

@@ -6,26 +6,25 @@ Done once for each set of arrays and hellos; the executor keeps the result for t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
+from ringcoll.arithmetic import SMALL
 from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program
 from ringcoll.errors import MismatchError
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows
+from ringcoll.executors.binding import Binding, Pacer, TraceEntry
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
-    Binding,
     NodeMessages,
-    Pacer,
     Row,
     RowTemplate,
-    TraceEntry,
     Wiring,
     bind_rows,
     flag_slots,
@@ -69,7 +68,7 @@ class Binder:
         self.node_signals, self.pacer = node_signals, pacer
         self._templates: dict[tuple[object, ...], ProgramTemplate] = {}
         self._halves: dict[int, list[Array]] = {}
-        shared_state.bound.append(self._halves.clear)
+        shared_state.bound += self._halves.clear, self._templates.clear
 
     def mapped_address(self, start: int, nbytes: int) -> int:
         """An address in symmetric memory: mapping << 48 | offset; 0 outside of it."""
@@ -85,17 +84,20 @@ class Binder:
         trace: list[TraceEntry] | None,
     ) -> BoundRows:
         """The lanes of this rank; each executed row is appended to ``trace``, if there is one."""
-        call, program = active.prepared.call, choice.program
+        call, program, half = active.prepared.call, choice.program, active.epoch & 1
         slot = slot_bytes(call, layout)
         self.shared_state.need(program.scratch * program.slots * slot)
         user = self._user(call, choice, layout, hellos)
+        kept, spare = self._template(choice, call), active.prepared.spare
+        spare = spare and slot <= SMALL and trace is None and self.pacer is None
+        if spare:
+            bound = kept.take(half, active.prepared, layout, user, slot)
+            if bound is not None:
+                return bound
         loads = [call.op or OPS["sum"]] * self.nranks
         if call.op is not None and call.op.scalar is not None:
             loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
-        binding = Binding(
-            layout, user, self._scratch(active.epoch & 1), slot, loads, self.pacer, trace
-        )
-        kept = self._template(choice, call)
+        binding = Binding(layout, user, self._scratch(half), slot, loads, self.pacer, trace)
         lanes: list[Iterable[Row]] = []
         for lane in kept.lanes:
             if isinstance(lane, int):
@@ -103,7 +105,10 @@ class Binder:
             else:
                 lanes.append(tuple(bind_rows(lane, kept.wiring, binding)))
         parts = binding.user_parts
-        return BoundRows(kept.total, lanes, kept.messages, kept.sources, user, parts)
+        bound = BoundRows(kept.total, lanes, kept.messages, kept.sources, user, parts)
+        if spare and len(binding.works) == kept.works:
+            bound.binding, kept.spare[half, call.in_place] = binding, active.prepared
+        return bound
 
     def _template(self, choice: Choice, call: Call) -> ProgramTemplate:
         """What does not depend on the count: made once for a program, its slices, dtype, and op."""
@@ -133,17 +138,19 @@ class Binder:
         )
         programs = program.programs
         own = [n for n, block in enumerate(programs) if block.block.rank == self.rank]
+        lanes: list[int | tuple[RowTemplate, ...]] = [
+            number
+            if len(programs[number].rows) * slices > UNROLLED
+            else tuple(lane_templates(wiring, number))
+            for number in own
+        ]
         return ProgramTemplate(
             program.total,
             wiring,
-            [
-                number
-                if len(programs[number].rows) * slices > UNROLLED
-                else tuple(lane_templates(wiring, number))
-                for number in own
-            ],
+            lanes,
             frozenset(at for at, number in enumerate(own) if programs[number].messages),
             frozenset(rank for sent, rank in wiring.senders.items() if sent.rank == self.rank),
+            sum(-UNROLLED if isinstance(lane, int) else _works(lane) for lane in lanes),
         )
 
     def _user(
@@ -210,6 +217,32 @@ class ProgramTemplate:
     lanes: list[int | tuple[RowTemplate, ...]]  # of a lane of many rows, the number of its block
     messages: frozenset[int]
     sources: frozenset[int]
+    works: int
+    """How many rows move data, unless the count is too small; below 0 with a lane of many rows."""
+    spare: dict[tuple[int, bool], CpuCall] = field(default_factory=dict)
+    """By the half of SCRATCH, and in place or not, the last call whose count had not been seen."""
+
+    def take(
+        self,
+        half: int,
+        prepared: CpuCall,
+        layout: Layout,
+        user: dict[tuple[int, Buffer], Array],
+        slot: int,
+    ) -> BoundRows | None:
+        """The rows of that call with another count, unless it has come again."""
+        place = half, prepared.call.in_place  # else other arrays overlap
+        owner = self.spare.get(place)
+        if owner is None or not owner.spare:
+            return None
+        bound = owner.bound.pop((half,), None)  # first: an exception may leave it half done
+        if bound is None or bound.binding is None:
+            return None
+        if not bound.binding.resize(layout, user, slot):
+            owner.bound[half,] = bound
+            return None
+        owner.spare, bound.user, self.spare[place] = False, user, prepared
+        return bound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,8 +254,12 @@ class LongLane:
     binding: Binding
 
     def __iter__(self) -> Iterator[Row]:
-        # Parts of the user's buffers are noted for lanes that keep their rows.
-        return lane_rows(self.wiring, self.number, replace(self.binding, user_parts=[]))
+        # Arrays and their parts are noted for lanes that keep their rows.
+        return lane_rows(self.wiring, self.number, replace(self.binding, user_parts=[], works=[]))
+
+
+def _works(lane: Sequence[RowTemplate]) -> int:
+    return sum(row.step is not None and row.step.extent is not None for row in lane)
 
 
 def slot_bytes(call: Call, layout: Layout) -> int:

@@ -15,13 +15,13 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import PlanError, UsageError
 from ringcoll.executors.binder import Binder, HostFits, agreed
+from ringcoll.executors.binding import Pacer, TraceEntry
 from ringcoll.executors.call_entries import CallEntries
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall
 from ringcoll.executors.drive import Lane, Pause, Task, drive, row_steps, run_paced_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.node_signals import open_node_signals
-from ringcoll.executors.rows import Pacer, TraceEntry
 from ringcoll.executors.shared_state import RECORDS, Hello, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.model.machine import Machine
@@ -118,6 +118,7 @@ class CpuExecutor(CallEntries):
             given=(start_of(call.send), start_of(call.recv), *reached),
             any_class=any_class,
             shown=call.tagged(shown),
+            spare=like is not None and any_class,
         )
 
     def choice(self, call: Call, limits: Limits) -> Choice:
@@ -246,8 +247,10 @@ class CpuExecutor(CallEntries):
                 while len(prepared.bound) >= BOUND:
                     prepared.bound.pop(next(iter(prepared.bound)))
                 prepared.bound[key] = bound
-        elif bound.given != prepared.given:
-            bound.move_to(prepared.call, prepared.given)
+        else:
+            prepared.spare = False
+            if bound.given != prepared.given:
+                bound.move_to(prepared.call, prepared.given)
         active.bound = bound
         return bound
 

@@ -10,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
+from ringcoll.executors.binding import Binding, UserPart
 from ringcoll.executors.contract import Given
-from ringcoll.executors.rows import Row, UserPart
+from ringcoll.executors.rows import (
+    Row,
+)
 from ringcoll.executors.shared_state import Hello
 from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Choice, Limits
@@ -40,6 +43,7 @@ class BoundRows:
     user_parts: list[UserPart] = field(default_factory=list)
 
     given: Given = (0, 0, 0, 0)  # the arrays at hand
+    binding: Binding | None = None  # where the rows may be given another count
 
     def move_to(self, call: Call, given: Given) -> None:
         """Let the rows work on the arrays of a call of the same shape."""
@@ -77,6 +81,7 @@ class CpuCall:
     given: Given = (0, 0, 0, 0)  # of its arrays
     any_class: bool = False  # whether it does not matter which memory peers reach
     shown: str = ""  # what errors and works say of it
+    spare: bool = False  # whether its rows may go to another count: it may never come again
 
     def move_to(self, given: Given) -> None:
         """Take the arrays at other addresses, to which rows are bound when they are to run."""

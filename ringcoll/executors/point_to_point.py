@@ -26,17 +26,14 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import DTYPES, DType
 from ringcoll.encode import Program, encode
+from ringcoll.executors.binding import Binding, Pacer, TraceEntry, UserPart
 from ringcoll.executors.drive import SPINS, Lane, Pause, Task, post, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import SENDERS_WAIT, different_ends
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
-    Binding,
     NodeMessages,
-    Pacer,
     Row,
-    TraceEntry,
-    UserPart,
     Wiring,
     flag_slots,
     lane_rows,

@@ -20,10 +20,10 @@ from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program
 from ringcoll.encode import Row as ProgramRow
 from ringcoll.errors import LaunchRefused
+from ringcoll.executors.binding import Binding, Operand, TraceEntry
 from ringcoll.executors.shared_state import FLAGS, Words
 from ringcoll.fabric.mpi import Messages
 from ringcoll.labels import Label
-from ringcoll.launch import Layout
 from ringcoll.plan import Block, Buffer, Chunk
 
 Array = npt.NDArray[Any]
@@ -50,12 +50,6 @@ Signal = tuple[Storing, int, int, int]
 Work = Callable[[], float | None]
 """Does the step; over a paced link it returns the time at which the step is over."""
 Row = tuple[tuple[Wait, ...], Callable[[], object] | None, tuple[Signal, ...]]
-UserPart = tuple[list[Array], int, tuple[Buffer, bool], slice]
-"""Where rows hold a part of this rank's INPUT or OUTPUT: a list and an index, the buffer and
-whether as bytes, and the part."""
-TraceEntry = tuple[Block, int, int, int]
-"""Block, step of the block, slice, elements."""
-Pacer = Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,69 +66,6 @@ class Wiring:
     nodes: Sequence[int] = ()  # of each plan rank where there are several
     node_messages: NodeMessages | None = None
     senders: Mapping[Chunk, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Binding:
-    """The memory of one call's chunks; not frozen, since every new count makes one."""
-
-    layout: Layout
-    user: Mapping[tuple[int, Buffer], Array]  # flat INPUT and OUTPUT, own and peers'
-    scratch: Sequence[Array]  # bytes of each plan rank's region
-    slot_bytes: int
-    loads: Sequence[ReduceOp]  # each plan rank's own operator (premul_sum)
-    pacer: Pacer | None = None  # None: links run free
-    trace: list[TraceEntry] | None = None  # None: executed rows are not noted
-    user_parts: list[UserPart] = field(default_factory=list)  # filled as rows are bound
-    spans: dict[int, tuple[int, int]] = field(default_factory=dict)  # by Operand.span
-
-    def span(self, operand: Operand) -> tuple[int, int]:
-        """Offset and count, in elements, of a slice of an INPUT or OUTPUT chunk."""
-        found = self.spans.get(operand.span)
-        if found is None:
-            chunk = operand.chunk
-            found = self.layout.span(chunk.buffer, chunk.rank, operand.index)
-            self.spans[operand.span] = found
-        return found
-
-    def view(self, operand: Operand, count: int) -> Array:
-        """A slice of a chunk as ``count`` elements of its type; to copy, as bytes."""
-        chunk = operand.chunk
-        if operand.span < 0:
-            start = operand.index * self.slot_bytes
-            array = self.scratch[chunk.rank][start : start + count * operand.kind.itemsize]
-            return array if operand.copies else array.view(operand.kind)
-        offset, length = self.span(operand)
-        if length != count:
-            raise LaunchRefused(
-                f"{self.layout.collective}: {chunk} has {length} elements in a step of {count}; "
-                f"a plan may only move chunks of equal length in one step"
-            )
-        array = self.user[chunk.rank, chunk.buffer][offset : offset + count]
-        return array.view(np.uint8) if operand.copies else array
-
-    def views(self, operands: Sequence[Operand], count: int) -> list[Array]:
-        """A slice of each chunk; notes the parts of this rank's buffers."""
-        found: list[Array] = []
-        for k, operand in enumerate(operands):
-            found.append(self.view(operand, count))
-            if operand.own:
-                first, item = self.span(operand)[0], operand.kind.itemsize if operand.copies else 1
-                part = slice(first * item, (first + count) * item)
-                self.user_parts.append((found, k, (operand.chunk.buffer, operand.copies), part))
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A slice of a chunk in a step, whatever the count of the call."""
-
-    chunk: Chunk
-    kind: np.dtype[Any]
-    index: int  # of the sliced chunk in its buffer; of SCRATCH, of the slot
-    span: int  # a number for buffer, rank and index; -1: SCRATCH
-    copies: bool  # as bytes
-    own: bool  # in INPUT or OUTPUT of this rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +227,8 @@ def _work(
     if step.message:
         return _message(step, count, block, wiring, bound)
     srcs, dsts = bound.views(step.srcs, count), bound.views(step.dsts, count)
+    if step.extent is not None:
+        bound.works.append((step.extent, step.srcs, step.dsts, srcs, dsts))
     reduce = (step.reduction or _reduction(row, wiring, bound.loads)).on(srcs, dsts)
     if bound.pacer is not None:
         links = [(src.rank, me) for src in row.srcs if src.rank != me]

@@ -20,7 +20,7 @@ from ringcoll.communicator.call_cache import CACHED_CALLS, CallCache
 from ringcoll.communicator.explaining import call_of
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import Error
-from ringcoll.executors.binder import HostFits
+from ringcoll.executors.binder import HostFits, ProgramTemplate
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 from ringcoll.tuner import Choice, CpuRanks, Limits, choose, measured
@@ -231,6 +231,59 @@ def test_a_count_not_seen_enters_few_functions():
     assert len(way) <= 66, way
     again = {"_all_reduce", "choose_cpu", "candidate_of", "predicted", "encode", "prove", "lower"}
     assert again.isdisjoint(entry.rpartition(" ")[2] for entry in way)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+@pytest.mark.parametrize("algorithm", [None, "ring", "two_shot"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_rows_that_had_another_count_give_what_new_ones_give(monkeypatch, dtype, algorithm, op):
+    """Counts come once, again at once, again later; some leave ranks without a chunk."""
+    kind, rng = dtype_of(dtype).numpy, random.Random(op + dtype)
+    once = [rng.choice((1, 2, 64, 100, 3000, 20_000, rng.randrange(1, 9000))) for _ in range(50)]
+    counts = [count for count in once for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+
+    def work(comm):
+        found = []
+        for number, count in enumerate(counts):
+            x = ((np.arange(count) * (comm.rank + 2) + number) % 9 - 3).astype(kind)
+            y = x if number % 3 else np.zeros(count, kind)
+            comm.all_reduce(x, y, op=op, algorithm=algorithm)
+            found.append(y.tobytes())
+        return found
+
+    taken, take = [0, 0], ProgramTemplate.take
+
+    def counted(*args: Any) -> Any:
+        rows = take(*args)
+        taken[rows is not None] += 1
+        return rows
+
+    monkeypatch.setattr(ProgramTemplate, "take", counted)
+    first = ringcoll.spawn(work, 3)
+    monkeypatch.setattr(ProgramTemplate, "take", lambda *_: None)
+    assert ringcoll.spawn(work, 3) == first
+    assert taken[0]
+    assert taken[1]
+
+
+def test_rows_go_to_the_next_new_count_unless_theirs_has_come_again():
+    def work(comm):
+        kept: dict[int, Any] = {}
+
+        def call(count: int) -> None:
+            comm.all_reduce(np.ones(count), op="max")
+            kept[count] = next(reversed(comm._engine.calls._checked.values())).any_class
+
+        for count in (100, 1, 2, 3):  # each has the other half of SCRATCH than the one before
+            call(count)
+        rows = [len(kept[count].bound) for count in (1, 2, 3)]
+        for _ in range(4):
+            comm.all_reduce(np.ones(1), op="max")
+        for count in (4, 5, 6):
+            call(count)
+        return rows, [len(kept[count].bound) for count in range(1, 7)]
+
+    assert ringcoll.spawn(work, 2) == [([0, 1, 1], [2, 0, 0, 0, 1, 1])] * 2
 
 
 def test_threads_that_make_calls_of_ever_new_counts(monkeypatch):

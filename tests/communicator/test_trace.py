@@ -14,8 +14,8 @@ import pytest
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.collectives import Collective
+from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.point_to_point import Pairs
-from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
 from ringcoll.tuner.kept import KeptChoices

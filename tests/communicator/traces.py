@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from ringcoll.executors.rows import TraceEntry
+from ringcoll.executors.binding import TraceEntry
 from ringcoll.launch import Layout
 from ringcoll.plan import HELLO, Block, Buffer, Plan
 

@@ -17,10 +17,10 @@ from ringcoll.algorithms import build
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import PlanError
+from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import launch_bytes
 from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, ran, summed
-from ringcoll.executors.rows import TraceEntry
 from ringcoll.lower import lower
 from tests.communicator.traces import check_rows
 from tests.kernels.apart import ADDRESS, REPORTED, run_image

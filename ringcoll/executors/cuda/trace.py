@@ -21,10 +21,10 @@ from ringcoll.cuda.memory import allocate
 from ringcoll.dtypes import DType
 from ringcoll.encode import Program
 from ringcoll.errors import OutOfMemory, PlanError
+from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import Addresses, Body, padded
-from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch
 from ringcoll.plan import Block
 
