@@ -91,8 +91,8 @@ def allocation_of(pointer: int) -> Allocation:
 def number_of(pointer: int) -> int:
     """The number of the allocation around a device pointer; 0 where there is none."""
     number = ctypes.c_uint64()
-    try:
-        call("cuPointerGetAttribute", ctypes.byref(number), _NUMBER, pointer)
-    except MachineError:
+    try:  # not by call: large calls ask this several times
+        found = _driver().cuPointerGetAttribute(ctypes.byref(number), _NUMBER, pointer)
+    except (AttributeError, MachineError):
         return 0
-    return number.value
+    return 0 if found else number.value

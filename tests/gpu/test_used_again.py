@@ -235,6 +235,27 @@ def test_memory_that_cannot_be_registered_stays_staged(world, memory, monkeypatc
     assert all(wanted in line and "use comm.empty" in line for line in said)
 
 
+def test_what_peers_have_unmapped_makes_room(world, memory, monkeypatch):
+    """Six allocations one after the other, where a log has room for two."""
+    monkeypatch.setattr(auto_register, "MAX_REGISTRATIONS", 2)
+
+    def work(comm):
+        buffer, found = placed(comm, memory), []
+        for turn in range(6):
+            found += [reduced(comm, buffer, seed + 10 * turn) for seed in range(5)]
+            memory.free(buffer)
+            memory.made(buffer)
+            of(comm)._find_freed(2)  # as every 16 polls
+            for _ in range(3):  # no call is running: unmapped at once
+                comm._state.fabric.allgather(b"", what="freed")
+                of(comm).poll()
+            comm._state.fabric.allgather(b"", what="unmapped")
+        assert len(of(comm)._mapped) == 0
+        return clear(found)
+
+    assert together(world([0, 1, 2]), work) == [LATER * 6] * 3
+
+
 def test_nothing_is_registered_while_a_stream_is_captured(world, memory, monkeypatch):
     capturing = [False]
     monkeypatch.setattr(

@@ -49,8 +49,10 @@ _log = logging.getLogger("ringcoll")
 
 _VERSION, _COUNT, _MAPPED = range(3)
 """Words of a rank's log, each with one writer: a version, the count of registrations, and for each
-rank the count of its registrations that this one has mapped; then for each registration whether it
-was freed. The handles follow."""
+rank the count of its registrations that this one has mapped. Then, MAX_REGISTRATIONS each: the
+slots of the last registrations in their order, and whether what was registered in a slot was freed.
+Bytes for each slot of each rank follow, how often this one has unmapped it, and then the handles of
+this rank's slots."""
 
 MIN_BYTES = 1 << 20
 """Calls of smaller buffers neither count nor name allocations."""
@@ -58,8 +60,8 @@ MIN_BYTES = 1 << 20
 USES_BEFORE = 1
 """Uses of an allocation before the one that registers it."""
 
-_UNMAPPABLE = -1
-"""The count of an allocation without a handle: it is not tried again."""
+_PAUSE = 256
+"""Uses of an allocation that cannot be registered before it is tried again."""
 
 _MAX_COUNTED = 4096
 """Allocations that are counted at most; the least recently used is dropped."""
@@ -97,13 +99,18 @@ class AutoRegister:
         self._fabric, self._rank, self._nranks = fabric, fabric.rank, n
         self._ordinal, self._mappings = ordinal, mappings
         self._fence = fence_of()
-        self._freed = _MAPPED + n
-        self._records = (self._freed + MAX_REGISTRATIONS) * 8
+        self._slots = _MAPPED + n
+        self._freed = self._slots + MAX_REGISTRATIONS
+        self._unmapped = (self._freed + MAX_REGISTRATIONS) * 8
+        self._records = self._unmapped + n * MAX_REGISTRATIONS
         self._logs = fabric.share(
             self._records + MAX_REGISTRATIONS * MEMORY_HANDLE_BYTES, what=_WHAT
         )
-        self._words = [log[: self._records].cast("Q") for log in self._logs]
-        self._own: dict[int, tuple[int, Allocation]] = {}  # by CUDA's number of the allocation
+        self._words = [log[: self._unmapped].cast("Q") for log in self._logs]
+        # By CUDA's number of the allocation: the count of registrations before it, and its slot.
+        self._own: dict[int, tuple[int, int, Allocation]] = {}
+        self._used_slots, self._freed_slots = 0, list[int]()
+        self._frees = bytearray(MAX_REGISTRATIONS)  # how often a slot was freed, modulo 256
         self._registered = self._agreed = self._polls = 0
         self._versions, self._seen = [0] * n, [0] * n  # of each peer, as last read
         self._peers = [peer for peer in range(n) if peer != self._rank]
@@ -130,7 +137,7 @@ class AutoRegister:
     def count_use(self, *pointers: int) -> None:
         """Count a use of the allocations around device pointers, 0 for none.
 
-        The second use registers an allocation, unless it is captured: then it does not count.
+        The second use registers an allocation, or a later one where that is captured.
         """
         if not self._polling.acquire(blocking=False):
             return
@@ -142,13 +149,11 @@ class AutoRegister:
             self._polling.release()
 
     def _count(self, number: int, pointer: int) -> None:
-        uses = self._uses.pop(number, 0)
-        if not (uses == _UNMAPPABLE or self._captured or current_is_captured(self._ordinal)):
-            uses += 1
-            if uses > USES_BEFORE:
-                if self.register(pointer):
-                    return  # an allocation that is freed has no number any more
-                uses = _UNMAPPABLE
+        uses = self._uses.pop(number, 0) + 1
+        if uses > USES_BEFORE and not (self._captured or current_is_captured(self._ordinal)):
+            if self.register(pointer):
+                return  # an allocation that is freed has no number any more
+            uses = -_PAUSE
         while len(self._uses) >= _MAX_COUNTED:
             self._uses.pop(next(iter(self._uses)))
         self._uses[number] = uses
@@ -158,18 +163,15 @@ class AutoRegister:
 
         Returns:
             Whether they can map it: stream-ordered pools and virtual memory have no handle, and a
-            log has room for MAX_REGISTRATIONS.
+            log has room for MAX_REGISTRATIONS that some peer maps.
 
         """
         self._find_freed(MAX_REGISTRATIONS)
-        number = self._registered
         try:
             with on(self._ordinal) as cuda, outside_capture():
                 whole = allocation_of(pointer)
                 if whole.number in self._own:
                     return True
-                if number == MAX_REGISTRATIONS:
-                    return self._stays_staged(f"this rank has registered {number} allocations")
                 if not (whole.exportable and whole.number):
                     return self._stays_staged(
                         "stream-ordered pools and virtual memory, such as torch's expandable "
@@ -180,14 +182,30 @@ class AutoRegister:
                     handle = replace(handle, ipc=cuda.ipcGetMemHandle(whole.start))
         except (MachineError, RuntimeError) as error:
             return self._stays_staged(str(error))
-        at = self._records + number * MEMORY_HANDLE_BYTES
+        slot = self._unused_slot()
+        if slot is None:
+            return self._stays_staged(f"this rank has registered {MAX_REGISTRATIONS} allocations")
+        at, words = self._records + slot * MEMORY_HANDLE_BYTES, self._words[self._rank]
         self._logs[self._rank][at : at + MEMORY_HANDLE_BYTES] = bytes.fromhex(handle.encode())
-        self._registered = number + 1
+        words[self._freed + slot] = 0
+        words[self._slots + self._registered % MAX_REGISTRATIONS] = slot
+        self._own[whole.number] = self._registered, slot, whole
+        self._registered += 1
         self._memory_fence()
-        self._words[self._rank][_COUNT] = self._registered
-        self._own[whole.number] = number, whole
+        words[_COUNT] = self._registered
         self._publish()
         return True
+
+    def _unused_slot(self) -> int | None:
+        """A slot that no peer maps; None if there is none."""
+        if self._used_slots < MAX_REGISTRATIONS:
+            self._used_slots += 1
+            return self._used_slots - 1
+        for place, slot in enumerate(self._freed_slots):
+            at = self._unmapped + self._rank * MAX_REGISTRATIONS + slot
+            if all(self._logs[peer][at] == self._frees[slot] for peer in self._peers):
+                return self._freed_slots.pop(place)
+        return None
 
     def _stays_staged(self, why: str) -> bool:
         """Log, once, why calls on an allocation stay staged; False."""
@@ -205,15 +223,14 @@ class AutoRegister:
         """The address of memory for hellos, mapping << 48 | offset; 0 until all peers map it."""
         if not self._agreed:
             return 0
-        number, whole = self._own.get(number_of(pointer), (MAX_REGISTRATIONS, None))
-        if whole is None or number >= self._agreed:
+        found = self._own.get(number_of(pointer))
+        if found is None:
             return 0
+        before, slot, whole = found
         offset = pointer - whole.start
-        return (
-            registration_row(number) << OFFSET_BITS | offset
-            if offset + nbytes <= whole.nbytes
-            else 0
-        )
+        if before >= self._agreed or offset + nbytes > whole.nbytes:
+            return 0
+        return registration_row(slot) << OFFSET_BITS | offset
 
     def _memory_fence(self) -> None:
         """Order the log and the words that publish it, on writers and on readers."""
@@ -230,11 +247,14 @@ class AutoRegister:
         gone = False
         with on(self._ordinal):  # without a context CUDA knows no allocation
             for key in list(itertools.islice(self._own, most)):
-                number, whole = self._own.pop(key)
+                found = self._own.pop(key)
+                _, slot, whole = found
                 if number_of(whole.start) == key:
-                    self._own[key] = number, whole  # behind the others
+                    self._own[key] = found  # behind the others
                 else:
-                    self._words[self._rank][self._freed + number] = 1
+                    self._words[self._rank][self._freed + slot] = 1
+                    self._frees[slot] = (self._frees[slot] + 1) % 256
+                    self._freed_slots.append(slot)
                     gone = True
         if gone:
             self._publish()
@@ -269,7 +289,7 @@ class AutoRegister:
         """Read a peer's log."""
         words = self._words[peer]
         self._agreed = min(self._words[other][_MAPPED + self._rank] for other in self._peers)
-        last = min(words[_COUNT], MAX_REGISTRATIONS)
+        last = min(words[_COUNT], self._seen[peer] + MAX_REGISTRATIONS)
         if last > self._seen[peer]:
             self._memory_fence()
             self._map(peer, last)
@@ -284,14 +304,19 @@ class AutoRegister:
         A failed mapping is tried again when the peer's log changes: the memory may be freed.
         """
         with on(self._ordinal) as cuda, outside_capture():
+            slot, words = 0, self._words[peer]
             try:
                 while self._seen[peer] < last:
-                    number = self._seen[peer]
-                    if not self._words[peer][self._freed + number]:
-                        self._map_one(cuda, peer, number)
+                    slot = words[self._slots + self._seen[peer] % MAX_REGISTRATIONS]
+                    if slot >= MAX_REGISTRATIONS:
+                        raise MachineError(f"its log names slot {slot}")
+                    if words[self._freed + slot]:
+                        self._count_unmapped(peer, slot)
+                    else:
+                        self._map_one(cuda, peer, slot)
                     self._seen[peer] += 1
             except (MachineError, RuntimeError) as error:
-                self._mapped.pop((peer, self._seen[peer]), None)
+                self._mapped.pop((peer, slot), None)
                 _log.warning(
                     "memory of rank %d cannot be mapped (%s); calls on it stay staged",
                     peer,
@@ -303,16 +328,16 @@ class AutoRegister:
             while not event.done() and time.perf_counter() < end:
                 pass  # so that this poll acknowledges the rows, not the next
 
-    def _map_one(self, cuda: Any, peer: int, number: int) -> None:
-        at = self._records + number * MEMORY_HANDLE_BYTES
+    def _map_one(self, cuda: Any, peer: int, slot: int) -> None:
+        at = self._records + slot * MEMORY_HANDLE_BYTES
         handle = MemoryHandle.decode(self._logs[peer][at : at + MEMORY_HANDLE_BYTES].hex())
         handles = {self._rank: self._mine, peer: handle}
-        opened = self._mapped[peer, number] = []
-        row = number * self._nranks + peer
+        opened = self._mapped[peer, slot] = []
+        row = slot * self._nranks + peer
         self._pointers[row] = pointer_to(cuda, handles, self._rank, peer, opened, _WHAT)
         source, target = (
             self._pointers[row:].ctypes.data,
-            self._mappings.row(registration_row(number), peer),
+            self._mappings.row(registration_row(slot), peer),
         )
         cuda.memcpyAsync(target, source, 8, cuda.memcpyHostToDevice, self._stream)
 
@@ -328,7 +353,15 @@ class AutoRegister:
         """Unmap freed memory: the owner freed it after all calls with it had ended."""
         with outside_capture():
             while self._stale:
-                unmap(self._ordinal, self._mapped.pop(self._stale.pop()))
+                peer, slot = self._stale.pop()
+                unmap(self._ordinal, self._mapped.pop((peer, slot)))
+                self._count_unmapped(peer, slot)
+
+    def _count_unmapped(self, peer: int, slot: int) -> None:
+        """Let a peer use one of its slots again."""
+        at, log = self._unmapped + peer * MAX_REGISTRATIONS + slot, self._logs[self._rank]
+        self._memory_fence()
+        log[at] = (log[at] + 1) % 256
 
     def close(self) -> None:
         """Unmap everything; not collective, idempotent. No kernel of this rank may be running."""

@@ -324,7 +324,8 @@ def memory_that_is_given_back(rank, n):
     free = []
     for number in range(30):
         x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-        # The third call registers, the fourth maps, the fifth says so, the sixth knows it of all.
+        # The second call registers, the third maps and says so, the fourth knows it of all; a rank
+        # that is ahead of the others needs more.
         for _ in range(6):
             x.fill_(number)
             dist.all_reduce(x, group=group)
