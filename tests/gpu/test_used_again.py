@@ -235,8 +235,9 @@ def test_memory_that_cannot_be_registered_stays_staged(world, memory, monkeypatc
     assert all(wanted in line and "use comm.empty" in line for line in said)
 
 
-def test_what_peers_have_unmapped_makes_room(world, memory, monkeypatch):
-    """Six allocations one after the other, where a log has room for two."""
+def test_what_peers_have_unmapped_makes_room(world, memory, monkeypatch, caplog):
+    """Six allocations one after the other, where a log has room for two; what is mapped is said."""
+    caplog.set_level(logging.DEBUG, "ringcoll")
     monkeypatch.setattr(auto_register, "MAX_REGISTRATIONS", 2)
 
     def work(comm):
@@ -250,10 +251,14 @@ def test_what_peers_have_unmapped_makes_room(world, memory, monkeypatch):
                 comm._state.fabric.allgather(b"", what="freed")
                 of(comm).poll()
             comm._state.fabric.allgather(b"", what="unmapped")
-        assert len(of(comm)._mapped) == 0
+        assert not of(comm)._mapped and not of(comm).mapped_bytes
         return clear(found)
 
     assert together(world([0, 1, 2]), work) == [LATER * 6] * 3
+    said = [line for line in caplog.messages if "registered automatically" in line]
+    assert len([line for line in said if " mapped memory of rank " in line]) == 6 * 6
+    assert len([line for line in said if " unmapped memory of rank " in line]) == 6 * 6
+    assert said[-1].endswith("of all ranks it maps 0 B now")
 
 
 def test_nothing_is_registered_while_a_stream_is_captured(world, memory, monkeypatch):
@@ -357,3 +362,24 @@ def test_children_register_for_themselves(world, memory):
         return clear(found)
 
     assert together(world([0, 1, 2]), work) == [LATER, LATER, None]
+
+
+def test_calls_of_other_counts_take_what_is_mapped(world, memory):
+    """Prepared like the first, for counts of one power of two."""
+
+    def work(comm):
+        whole, found = placed(comm, memory), []
+        for seed, count in enumerate((3000, 3000, 3000, 3000, 2999, 2500, 2048, 1500, 3000)):
+            sent = numbers(comm, seed, count)
+            whole._values()[:count] = sent[comm.rank]
+            comm.all_reduce(ringcoll.from_pointer(*whole_of(whole, count), ordinal_of(comm)))
+            found.append(which(comm))
+            assert (whole._values()[:count] == np.sum(sent, axis=0)).all()
+        return found[3:]
+
+    assert together(world([0, 1, 2]), work) == [[DIRECT] * 6] * 3
+
+
+def whole_of(buffer: Any, count: int) -> tuple[int, int, str]:
+    """The first elements of a buffer."""
+    return buffer.array.pointer, count, "int32"

@@ -42,6 +42,7 @@ from ringcoll.executors.cuda.stream_order import all_idle, track_captures
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mapping import outcome
 from ringcoll.host.fence import fence_of
+from ringcoll.host.limits import size
 from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 
@@ -115,6 +116,8 @@ class AutoRegister:
         self._versions, self._seen = [0] * n, [0] * n  # of each peer, as last read
         self._peers = [peer for peer in range(n) if peer != self._rank]
         self._mapped: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self.mapped_bytes: dict[tuple[int, int], int] = {}
+        """Of each allocation of a peer, by its rank and its slot."""
         self._stale: list[tuple[int, int]] = []
         self._writing: deque[tuple[Event, int, int]] = deque()
         failure: MachineError | None = None
@@ -340,6 +343,8 @@ class AutoRegister:
             self._mappings.row(registration_row(slot), peer),
         )
         cuda.memcpyAsync(target, source, 8, cuda.memcpyHostToDevice, self._stream)
+        self.mapped_bytes[peer, slot] = handle.nbytes
+        self._log_mapped("mapped", peer)
 
     def _acknowledge(self) -> None:
         """Acknowledge the registrations whose rows are written."""
@@ -356,6 +361,18 @@ class AutoRegister:
                 peer, slot = self._stale.pop()
                 unmap(self._ordinal, self._mapped.pop((peer, slot)))
                 self._count_unmapped(peer, slot)
+                self.mapped_bytes.pop((peer, slot), None)
+                self._log_mapped("unmapped", peer)
+
+    def _log_mapped(self, verb: str, peer: int) -> None:
+        """Log how much memory of peers this rank maps now."""
+        _log.debug(
+            "rank %d %s memory of rank %d, registered automatically; of all ranks it maps %s now",
+            self._rank,
+            verb,
+            peer,
+            size(sum(self.mapped_bytes.values())),
+        )
 
     def _count_unmapped(self, peer: int, slot: int) -> None:
         """Let a peer use one of its slots again."""
