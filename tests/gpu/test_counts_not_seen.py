@@ -225,3 +225,33 @@ def test_a_kernel_that_does_not_run_a_count_is_not_taken_for_it(ranks, monkeypat
         protocols.append(watched.last.choice.launch.protocol)
     assert protocols == ["LL", "LL128"] * 6
     assert (watched.prepared, watched.likes) == (4, 8)
+
+
+@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "scan", "reduce"])
+def test_the_kernels_of_other_sizes_are_known_from_one_call(ranks, monkeypatch, name):
+    """They are compiled in the background where that of the first call must be."""
+    (comms, gpus), n = ranks, len(ranks[0])
+    state, compiled = comms[0]._state, list[str]()
+    monkeypatch.setattr(gpus, "stored", lambda *_: False)
+    monkeypatch.setattr(gpus, "compile_ahead", lambda text, *_: compiled.append(text))
+    watched = Watched(comms[0], monkeypatch)
+
+    def call(nbytes):
+        sends, receives = arguments(name, n, 0, 0)
+        count = nbytes // 4 // max(sends, receives)
+        buffers = [
+            from_pointer(at << 32, segments * count, "float32", 0)
+            for at, segments in ((1, sends), (2, receives))
+        ]
+        getattr(comms[0], name)(*buffers)
+        return watched.last.choice.launch.protocol, watched.last.launchable.text
+
+    protocols = {call(256)[0]}
+    ahead = {*compiled}
+    for nbytes in (1 << 20, 16 << 20):
+        protocol, text = call(nbytes)
+        assert text in ahead
+        protocols.add(protocol)
+    assert protocols == {"LL", "LL128", "Simple"}
+    assert state.cuda.auto_register is not None or name in ("scan", "reduce")

@@ -134,6 +134,21 @@ def test_a_call_alone_runs_by_its_own_kernel(made):
     assert found.body is BODY and texts(made.loader)[5:] == ["own"]
 
 
+def test_where_a_kernel_is_compiled_so_are_those_of_likely_calls(made):
+    kernels, _ = made.make()
+    found, likely = made.loader.compiling, lambda: ["larger", "largest"]
+    kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0", others=likely)
+    assert "larger" not in found, "the own kernel was stored"
+    made.loader.stored = lambda text, _capability: text.startswith("#")
+    kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0", others=likely)
+    assert "larger" not in found, "the own kernel is loaded"
+    body = Body("next", ((1, 2, 3),), (0,), 0, 0)
+    kernels.launch(body, Launch, 9.0, "reduce on rank 0", "reduce count=3", likely)
+    assert [text for text in found if text[0] != "#"] == ["own", "larger", "largest", "next"]
+    assert not found["largest"].done() and found["next"].done(), "nothing waits for the others"
+    assert made.loader.calls["largest"] == "another size than reduce count=3"
+
+
 def test_beside_another_call_the_generic_kernel_runs_until_that_has_ended(made):
     (first, order), (_, other) = made.make(), made.make()
     other.switch_to(8)

@@ -17,7 +17,7 @@ from threading import Condition, Thread, current_thread
 from ringcoll.executors.cuda.compile import stop_compiling
 from ringcoll.fabric.thread import OURS
 
-_MOST = 4  # threads
+_MOST = 8  # threads; NVRTC needs a core for each, and nothing else
 
 
 class Compilers:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import cache
 from threading import Lock
@@ -132,12 +132,17 @@ class KernelLoading:
         timeout: float,
         where: str,
         call: str = "",
+        others: Callable[[], Iterable[str]] = tuple,
     ) -> Launching:
         """The launch of a call, ``made`` from text and words and their function.
 
-        ``call`` says in the record of a compilation what needs the kernel.
+        ``call`` says in the record of a compilation what needs the kernel. Where it is compiled, so
+        are those of the ``others``, calls of its kind that are likely to follow, meanwhile.
         """
         why, call = "", call or where
+        if not self._has(body.text) and not self.loader.stored(body.text, self.capability):
+            for other in others():
+                self.loader.compile_ahead(other, self.capability, f"another size than {call}")
         if self._texts and not self._has(body.text):
             made_for_it = self._available(body.text)
             if made_for_it and others_idle(self.order):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -13,6 +13,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.memory import host_mapped
+from ringcoll.errors import Error
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
@@ -53,6 +54,9 @@ from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.kept import counts_alike, laid_out, with_count
 from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
+
+Others = Callable[[frozenset[Buffer]], Iterable[tuple[Call, Limits]]]
+"""Calls of other sizes than one whose buffers in the set are mapped, and their options."""
 
 
 class CudaPreparer:
@@ -104,8 +108,14 @@ class CudaPreparer:
             self.kernels = KernelLoading(loader, device, fabric, self.stream_order, alone=alone)
             made.pop_all()
 
-    def prepare(self, call: Call, limits: Limits, timeout: float) -> CudaCall:
-        """Choose, compile and load: all work of a call but its launch. No array is read."""
+    def prepare(
+        self, call: Call, limits: Limits, timeout: float, others: Others | None = None
+    ) -> CudaCall:
+        """Choose, compile and load: all work of a call but its launch. No array is read.
+
+        ``others``: calls of other sizes whose kernels are compiled in the background if that of
+        this one must be compiled.
+        """
         input_, output = extent_of(call.send), extent_of(call.recv)
         hello = self.hello(input_, output, registered=limits.hellos_decide)
         mapped = frozenset[Buffer]() if limits.hellos_decide else mapped_buffers(call, hello)
@@ -141,8 +151,16 @@ class CudaPreparer:
         )
         self.async_errors.prepared(prepared)
         if len(self.shared_launch.ranks) == 1:
-            prepared.launchable = self.launchable_of([prepared])
+            texts = tuple if others is None else partial(self._texts, others, prepared)
+            prepared.launchable = self.launchable_of([prepared], texts)
         return prepared
+
+    def _texts(self, others: Others, like: CudaCall) -> Iterator[str]:
+        """The kernels' texts of other calls, where they can be told before the call."""
+        for call, limits in others(like.limits.mapped):
+            with suppress(Error):
+                choice = choose(call, self.machine, limits, self.fits)
+                yield body_of(choice, call, self.workspace, (like.at,)).text
 
     def prepare_like(self, before: CudaCall, call: Call) -> CudaCall | None:
         """Prepare a call that differs from a prepared one in its count and buffers alone.
@@ -239,7 +257,9 @@ class CudaPreparer:
         self.mappings.update()
         return hello
 
-    def launchable_of(self, calls: Sequence[CudaCall]) -> Launching:
+    def launchable_of(
+        self, calls: Sequence[CudaCall], texts: Callable[[], Iterable[str]] = tuple
+    ) -> Launching:
         """The launch of one rank, or of all that share the device."""
         prepared = calls[0]
         choice, where = prepared.choice, f"{prepared.call.collective} on rank {self.rank}"
@@ -258,7 +278,8 @@ class CudaPreparer:
 
         body = body_of(choice, prepared.call, self.workspace, local)
         made = partial(_launchable, header, choice, self.workspace.progress, local)
-        found = self.kernels.launch(body, made, prepared.timeout, where, prepared.signature_text)
+        timeout, text = prepared.timeout, prepared.signature_text
+        found = self.kernels.launch(body, made, timeout, where, text, texts)
         if len(calls) == 1 and not isinstance(found, GenericLaunch):
             prepared.body, prepared.function = body, cast("Launchable", found).function
         return found
