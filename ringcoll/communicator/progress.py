@@ -221,6 +221,9 @@ class Progress(MessageThread):
         if until():
             return True
         limit = math.inf if timeout is None else time.monotonic() + timeout
+        state = self._state()
+        if state is not None and state._worker is not None:
+            state._worker.hurry()  # a peer may send only after a collective that nobody waits for
         with self._in_foreground():
             while not until():
                 if not self._step() and not self._wait(until, limit):
