@@ -206,7 +206,7 @@ class CudaState(RankState):
             return "large SCRATCH", given
         mapped = mapped_buffers(call, hello)
         if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
-            return None, (input_[0], output[0], *self.cuda.counted_hello(input_, output))
+            return None, (*given[:2], *self.cuda.counted_hello(input_, output, hello))
         if mapped:
             self.cuda.mappings.update()
         return mapped, given

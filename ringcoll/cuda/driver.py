@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -90,9 +91,20 @@ def allocation_of(pointer: int) -> Allocation:
 
 def number_of(pointer: int) -> int:
     """The number of the allocation around a device pointer; 0 where there is none."""
-    number = ctypes.c_uint64()
+    answer = _answer
     try:  # not by call: large calls ask this several times
-        found = _driver().cuPointerGetAttribute(ctypes.byref(number), _NUMBER, pointer)
+        status = _driver().cuPointerGetAttribute(answer.address, _NUMBER, pointer)
     except (AttributeError, MachineError):
         return 0
-    return 0 if found else number.value
+    return 0 if status else answer.number.value
+
+
+class _Answer(threading.local):
+    """A number that the driver writes, of each thread: making one takes as long as the call."""
+
+    def __init__(self) -> None:
+        self.number = ctypes.c_uint64()
+        self.address = ctypes.addressof(self.number)
+
+
+_answer = _Answer()

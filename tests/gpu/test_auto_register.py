@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.cuda import driver
 from ringcoll.cuda import memory as device_memory
 from ringcoll.cuda.driver import Allocation
 from ringcoll.executors.cuda import auto_register, stream_order
@@ -401,3 +403,18 @@ def test_memory_that_is_freed_before_a_peer_has_looked_costs_nothing_else(alone,
     looks(two, two, one)
     assert one.mapped_address(second, 8) != 0
     assert sum(alone.runtime.opened.values()) == 1
+
+
+class Numbers:
+    """A driver that knows the number of each allocation, but of none at 0."""
+
+    def cuPointerGetAttribute(self, answer: int, attribute: int, pointer: int) -> int:  # noqa: N802
+        ctypes.c_uint64.from_address(answer).value = pointer + attribute
+        return 0 if pointer else 1
+
+
+def test_the_number_of_an_allocation_is_the_drivers(monkeypatch):
+    monkeypatch.setattr(driver, "_driver", Numbers)
+    assert [driver.number_of(at) for at in (4096, 0, 8192)] == [4103, 0, 8199]
+    monkeypatch.setattr(driver, "_driver", object)  # which lacks the function
+    assert driver.number_of(4096) == 0

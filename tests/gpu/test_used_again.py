@@ -274,7 +274,7 @@ def test_nothing_is_registered_while_a_stream_is_captured(world, memory, monkeyp
         for comm, buffer in zip(comms, buffers, strict=True):
             for _ in range(uses):
                 extent = place(buffer)
-                comm._state.cuda.counted_hello(extent, extent)
+                comm._state.cuda.counted_hello(extent, extent, (0, 0))
         return {len(of(comm)._own) for comm in comms}
 
     assert counted(1) == {0}

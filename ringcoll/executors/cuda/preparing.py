@@ -246,16 +246,27 @@ class CudaPreparer:
         )
         return self.auto_register
 
-    def counted_hello(self, input_: Extent, output: Extent) -> tuple[int, int]:
-        """Both buffers of a large call as peers reach them; others are counted, and registered."""
-        registry = self.auto_register
-        if registry is not None:
-            registry.poll()
-        hello = first, second = self.hello(input_, output, registered=True)
-        if registry is not None and not (first and second):
-            registry.count_use(0 if first else input_[0], 0 if second else output[0])
+    def counted_hello(
+        self, input_: Extent, output: Extent, symmetric: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Both buffers of a large call as peers reach them; others are counted, and registered.
+
+        ``symmetric`` are both in symmetric memory.
+        """
         self.mappings.update()
-        return hello
+        registry, (first, second) = self.auto_register, symmetric
+        if registry is None:
+            return symmetric
+        registry.poll()
+        if input_[0] and not first:
+            first = registry.mapped_address(*input_)
+        if output == input_:
+            second = first
+        elif output[0] and not second:
+            second = registry.mapped_address(*output)
+        if not (first and second):
+            registry.count_use(0 if first else input_[0], 0 if second else output[0])
+        return first, second
 
     def launchable_of(
         self, calls: Sequence[CudaCall], texts: Callable[[], Iterable[str]] = tuple
