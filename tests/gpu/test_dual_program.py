@@ -74,7 +74,9 @@ def reduced(calls: list[Calls], there: bool) -> None:
     with ringcoll.group():
         for each in calls:
             with on(each.comm):
-                each.comm.reduce(each.x, each.own(there), root=each.root)
+                each.comm.reduce(
+                    each.x, each.own(there), root=each.root, algorithm="scatter_gather"
+                )
     for each in calls:
         each.comm.synchronize()
 
@@ -114,7 +116,7 @@ def replayed(comm) -> int:
         calls, wrong = Calls(comm, 0), 0
 
         def reduce(there: bool) -> None:
-            comm.reduce(calls.x, calls.own(there), root=0)
+            comm.reduce(calls.x, calls.own(there), root=0, algorithm="scatter_gather")
 
         for there in (True, False):
             reduce(there)
