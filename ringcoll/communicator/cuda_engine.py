@@ -17,12 +17,12 @@ from ringcoll.communicator.call_cache import CACHED_CALLS, evict, prepare_collec
 from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
-from ringcoll.communicator.group import Group, current, run_together
+from ringcoll.communicator.group import Group, current, of_thread, run_together
 from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
-from ringcoll.cuda.readers import Libraries
+from ringcoll.cuda.readers import Libraries, Library
 from ringcoll.cuda.streams import stream_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
@@ -35,26 +35,28 @@ from ringcoll.views import Extent, device_view, extent_of
 
 
 class DeviceWork(Work):
-    """A call enqueued with ``async_op=True``; ``current`` says which stream waits for it."""
+    """A call enqueued with ``async_op=True``; the current stream of ``library`` waits for it."""
 
     def __init__(
         self,
         executor: CudaExecutor | CudaNodesExecutor,
         stream: int,
-        current: Callable[[], int],
+        library: Library,
+        like: object,
         call: str,
     ) -> None:
         # Not Work's, whose event of the host takes as long to make as all this.
-        self._call, self._executor, self._current = call, executor, current
+        self._call, self._executor, self._library, self._like = call, executor, library, like
         self._seen, self._source, self._count = False, None, None
         self._event = executor.record(stream)
 
     def wait(self, timeout: float | None = None) -> None:
         """Make the current stream wait for the call; the host does not wait."""
-        error = self.exception()
+        self._seen = True
+        error = self._executor.failure()
         if error is not None:
             raise error
-        self._event.order(self._current())
+        self._event.order(self._library.stream(self._like)[0])
 
     def done(self) -> bool:
         """Whether the call has finished, in success or failure."""
@@ -80,7 +82,7 @@ class CudaEngine(Engine):
 
         super().__init__(state, nranks)
         self._ordinal = state.device.ordinal
-        self.device, self.xp = f"cuda:{self._ordinal}", cupy
+        self.device, self.xp, self._streams = f"cuda:{self._ordinal}", cupy, cupy.cuda.Stream
         # The owners of the last call's streams, by handle: a stream must live until the next call
         # has waited for it. Several, because a group may make its calls in another order.
         self._owners: dict[int, object] = {}
@@ -108,7 +110,8 @@ class CudaEngine(Engine):
         if how:
             how = dict(how)
             stream = how.pop("stream", None)
-            later = take_async_op(how, f"{name} on rank {self._rank}")
+            if "async_op" in how:
+                later = take_async_op(how, f"{name} on rank {self._rank}")
             options = *how.items(), *map(type, how.values())
         libraries = self._libraries
         library = libraries[type(sendbuf)]
@@ -137,7 +140,7 @@ class CudaEngine(Engine):
             pointer, owner = libraries[type(recvbuf)].stream(recvbuf)
         else:
             pointer, owner = library.stream(sendbuf)
-        if owner is None or later or current() is not None:
+        if owner is None or of_thread.group is not None:
             enqueued = LaunchRequest(found[0], pointer, owner is not None, found[1])
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
@@ -148,7 +151,9 @@ class CudaEngine(Engine):
             except BaseException:
                 self._keep(before)
                 raise
-        return None
+        if not later:
+            return None
+        return DeviceWork(self._state.cuda, pointer, libraries[type(like)], like, name)
 
     def _prepared(
         self,
@@ -175,6 +180,8 @@ class CudaEngine(Engine):
         """The handle of a call's stream, and its owner, if known, which must outlive the call."""
         if stream is None:
             return self._libraries[type(like)].stream(like)
+        if type(stream) is self._streams and stream.device_id in (-1, self._ordinal):
+            return stream.ptr, stream
         where = f"{name} on rank {self._rank}"
         return stream_of(stream, like, ordinal=self._ordinal, where=where)
 
@@ -209,8 +216,7 @@ class CudaEngine(Engine):
         if not later:
             return None
         like = _first(alive)
-        library = self._libraries[type(like)]
-        return DeviceWork(state.cuda, stream, lambda: library.stream(like)[0], name)
+        return DeviceWork(state.cuda, stream, self._libraries[type(like)], like, name)
 
     def _keep(self, before: dict[int, object]) -> None:
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""

@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,7 @@ class EventPool:
     """Events of one device that are used again: making one takes as long as a call."""
 
     def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
+        self.ordinal, self.cuda = ordinal, runtime()
         self.unused: list[int] = []
         self._end = weakref.finalize(self, _destroy_all, os.getpid(), ordinal, self.unused)
         self._end.atexit = False
@@ -171,12 +171,15 @@ class EventPool:
 
     def record(self, stream: int) -> ReusedEvent:
         """An event at the present end of a stream."""
-        with _current(self.ordinal) as cuda:
-            try:
-                event = self.unused.pop()
-            except IndexError:
-                event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
-            cuda.eventRecord(event, stream)
+        cuda = self.cuda
+        if cuda.getDevice() != self.ordinal:
+            with on(self.ordinal):
+                return self.record(stream)
+        try:
+            event = self.unused.pop()
+        except IndexError:
+            event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
+        cuda.eventRecord(event, stream)
         return ReusedEvent(self, event)
 
 
@@ -196,24 +199,22 @@ class ReusedEvent:
 
     def done(self) -> bool:
         """Whether the stream has come so far."""
-        with _current(self._pool.ordinal) as cuda:
+        with on(self._pool.ordinal) as cuda:
             return bool(cuda.eventQuery(self._event) == 0)
 
     def order(self, stream: int) -> None:
         """Make what a stream is given from now on wait for it."""
-        with _current(self._pool.ordinal) as cuda:
-            cuda.streamWaitEvent(stream, self._event, 0)
+        pool = self._pool
+        if pool.cuda.getDevice() == pool.ordinal:
+            pool.cuda.streamWaitEvent(stream, self._event, 0)
+        else:
+            with on(pool.ordinal) as cuda:
+                cuda.streamWaitEvent(stream, self._event, 0)
 
 
 def _destroy_all(pid: int, ordinal: int, events: list[int]) -> None:
     while events:
         _destroy(pid, ordinal, events.pop())
-
-
-def _current(ordinal: int) -> AbstractContextManager[Any]:
-    """A context with a device as the current one, in which the runtime is called."""
-    cuda = runtime()
-    return nullcontext(cuda) if cuda.getDevice() == ordinal else on(ordinal)
 
 
 def capture_of(stream: int) -> int:

@@ -17,6 +17,7 @@ from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.torch.tensors import memory
+from ringcoll.tuner.predicted import power
 from ringcoll.views import extent_of
 
 __all__ = ["TensorCalls"]
@@ -29,6 +30,7 @@ class TensorCalls:
         state = comm._state
         self._rank, self._nranks, self._config = comm.rank, comm.nranks, state.config
         self._calls = self._large = CallCache(state)
+        self._recounts = isinstance(state, CudaState)
         # Ranks may pass symmetric tensors and plain ones to one all_reduce. Copy engines need all
         # ranks' addresses on the host, which hellos do not give.
         if (
@@ -64,7 +66,15 @@ class TensorCalls:
             None if recv is None else (recv.numel(), recv.dtype),
         )
         found = calls.find(key, first, second)
-        return found or self._prepare(calls, key, name, send, recv, op, root)
+        if found is not None:
+            return found
+        shape = None
+        if self._recounts:
+            sent, received = (0 if each is None else each.nbytes for each in (send, recv))
+            kinds = (None if each is None else each.dtype for each in (send, recv))
+            shape = *key[:5], *kinds, power(max(sent, received)), sent & 7, received & 7
+            found = calls.find_like(key, shape, (first, sent), (second, received))
+        return found or self._prepare(calls, key, name, send, recv, op, root, shape=shape)
 
     def find_barrier(self, timeout: float | None) -> tuple[Any, Given]:
         """A barrier, with its own timeout if one is given."""
@@ -82,6 +92,7 @@ class TensorCalls:
         op: str | ReduceOp | None,
         root: int,
         timeout: float | None = None,
+        shape: tuple[object, ...] | None = None,
     ) -> tuple[Any, Given]:
         reduces = COLLECTIVES[name].reduces
         first, second = (
@@ -100,7 +111,7 @@ class TensorCalls:
         config = self._config
         if timeout is not None:
             config = resolve(config, Config(timeout=timeout), {}, name)
-        return calls.add(key, call, config, extent_of(first), extent_of(second))
+        return calls.add(key, call, config, extent_of(first), extent_of(second), shape)
 
     def forget(self) -> None:
         """Drop all cached calls."""

@@ -86,6 +86,8 @@ class AsyncErrors:
 
     def failure(self) -> Error | None:
         """The error that a kernel of this rank has reported, or None."""
+        if not self._report.host[0]:  # saves a call
+            return self._found
         report = read(self._report.host)
         if report is None or self._found is not None:
             return self._found

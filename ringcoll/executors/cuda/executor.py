@@ -76,7 +76,8 @@ class CudaExecutor(CudaPreparer):
             self.async_errors.check()
         if not self.stream_order.is_on(stream):
             self.stream_order.switch_to(stream)
-        self._publish(prepared)
+        if self._records[prepared.slot] != prepared.number:
+            self._publish(prepared)
         if self.stream_order.marking:
             self.stream_order.unmark()
         if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):

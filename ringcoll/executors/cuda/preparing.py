@@ -52,6 +52,7 @@ from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.kept import counts_alike, laid_out, with_count
+from ringcoll.tuner.measured import LEAST_LARGE
 from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
 
@@ -170,7 +171,7 @@ class CudaPreparer:
         """
         limits = before.limits
         # Who runs a large call depends on how many were made before.
-        large = is_large(call, self.machine, limits)
+        large = call.nbytes >= LEAST_LARGE and is_large(call, self.machine, limits)
         if large or before.body is None or self.recorder is not None:
             return None
         if before.counts is None:
