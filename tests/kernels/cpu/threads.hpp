@@ -18,7 +18,7 @@ inline thread_local void* own = nullptr;
 
 // Threads that only yield keep those from running that they wait for, where there are few cores.
 inline void nap(unsigned turns = 0) {
-    const timespec time = {0, turns < 3 ? 100000 : 1000000};
+    const timespec time = {0, turns < 3 ? 100000 : 300000};
     nanosleep(&time, nullptr);
 }
 
