@@ -82,6 +82,19 @@ def test_a_capture_on_the_stream_of_the_call_before_is_noticed_where_that_is_ask
     assert not stream_order.ended()
 
 
+def test_large_calls_notice_a_capture_of_their_stream(stream_order, runtime, monkeypatch):
+    """Where not every call checks: they do before they are made."""
+    monkeypatch.setattr(module, "_tracking", False)
+    assert not stream_order.capturing()
+    stream_order.switch_to(7)
+    assert not stream_order.capturing()
+    runtime.capture(7)
+    assert stream_order.capturing()
+    runtime.captured.clear()
+    assert not stream_order.capturing()
+    assert not stream_order.ended()  # the graph may be replayed at any time
+
+
 def test_of_captured_calls_nothing_is_known_and_captures_are_left_whole(stream_order, runtime):
     stream_order.switch_to(7)
     runtime.capture(7)

@@ -261,6 +261,33 @@ def test_what_peers_have_unmapped_makes_room(world, memory, monkeypatch, caplog)
     assert said[-1].endswith("of all ranks it maps 0 B now")
 
 
+def test_memory_that_captured_calls_may_use_stays_mapped(world, memory):
+    """A graph keeps the places that its calls were captured with."""
+
+    def work(comm):
+        kept, freed = placed(comm, memory), placed(comm, memory)
+        for seed in range(4):
+            reduced(comm, kept, seed)
+            reduced(comm, freed, seed)
+        comm._state.cuda.stream_order._replayed = True  # as by a captured call
+        row = of(comm).mapped_address(*place(freed))
+        memory.free(freed)
+        of(comm)._find_freed(2)
+        comm._state.fabric.allgather(b"", what="freed")
+        found = [reduced(comm, kept, seed) for seed in range(3)]
+        mapped = of(comm)._mapped
+        assert len(mapped) == 2 * (comm.nranks - 1) and len(of(comm)._stale) == comm.nranks - 1
+        again = placed(comm, memory)
+        reduced(comm, again, 0)
+        reduced(comm, again, 1)
+        reduced(comm, again, 2)
+        found.append(reduced(comm, again, 3))
+        assert of(comm).mapped_address(*place(again)) not in (0, row)
+        return found
+
+    assert together(world([0, 1, 2]), work) == [[DIRECT] * 4] * 3
+
+
 def test_nothing_is_registered_while_a_stream_is_captured(world, memory, monkeypatch):
     capturing = [False]
     monkeypatch.setattr(
