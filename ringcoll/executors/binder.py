@@ -35,7 +35,7 @@ from ringcoll.executors.rows import (
 from ringcoll.executors.shared_state import FLAGS, Hello, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import FIRST
-from ringcoll.launch import Layout
+from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.tuner.choice import Choice
@@ -285,7 +285,7 @@ class HostFits:
         """Whether a launch holds the steps: the host has no limit."""
         return True
 
-    def packs(self, _call: Call, _choice: Choice) -> int:
+    def packs(self, _call: Call, _launch: Launch, _layout: Layout) -> int:
         """None: the host has no lines."""
         return 0
 

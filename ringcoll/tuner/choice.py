@@ -177,7 +177,7 @@ class Fits(Protocol):
     def parameters(self, call: Call, choices: Sequence[Choice], together: int) -> bool:
         """Whether one launch of so many ranks holds the steps of all these choices."""
 
-    def packs(self, call: Call, choice: Choice) -> int:
+    def packs(self, call: Call, launch: Launch, layout: Layout) -> int:
         """The parts of lines that threads move, of the longest chunk by LL or LL128."""
 
 

@@ -155,8 +155,7 @@ def laid_out(found: Choice, call: Call, machine: GpuRanks, limits: Limits, fits:
     before = found.layout
     layout = layout_of(call, before.collective, before.slices, before.shares, found.engine)
     if found.launch.in_band:
-        made = found.on(layout=layout)
-        return made.on(ll_grid(call, made, machine, limits, fits))
+        return found.on(ll_grid(call, found.launch, layout, machine, limits, fits), layout)
     direct = None
     if found.direct is not None:
         direct = laid_out(found.direct, call, machine, limits, fits)

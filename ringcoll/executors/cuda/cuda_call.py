@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loading import Launching
-from ringcoll.executors.cuda.params import Addresses, Body
+from ringcoll.executors.cuda.params import Addresses, AddressWords, Body
 from ringcoll.tuner.choice import Choice, Limits
 
 
@@ -31,6 +31,7 @@ class CudaCall:
     launchable: Launching | None = None  # None where ranks share a launch
     body: Body | None = None  # of the kernel made for it, where that is what is launched
     function: int = 0  # this kernel
+    address_words: AddressWords = ()  # of its parameter
     counts: range | None = None  # for which the same kernel runs; None: not found yet
 
     @property

@@ -28,7 +28,7 @@ from ringcoll.executors.cuda.params import Addresses, Body, padded
 from ringcoll.executors.cuda.simple import THREADS, Writer, scratch_bytes, simple_body
 from ringcoll.executors.cuda.trace import traced
 from ringcoll.executors.cuda.workspace import Workspace
-from ringcoll.launch import PROTOCOLS
+from ringcoll.launch import PROTOCOLS, Launch, Layout
 from ringcoll.model.machine import Machine
 from ringcoll.tuner.choice import Choice, GpuRanks
 
@@ -57,7 +57,8 @@ class KernelFits:
         """Bytes of SCRATCH that a choice needs, and bytes that are there."""
         program, layout, workspace = choice.program, choice.layout, self.workspace
         if choice.launch.in_band:
-            need = ll_scratch_bytes(program, layout, _ll_layout(call, choice))
+            ll_layout = LLLayout(call.dtype, choice.launch.lanes)
+            need = ll_scratch_bytes(program, layout, ll_layout)
             return need, workspace.region(choice.launch.protocol)[1]
         copied = self.copied or workspace.copied
         room = copied if choice.engine == "copy" else workspace.scratch_half
@@ -71,13 +72,9 @@ class KernelFits:
             return fits_one(first.plan, first.launch, scales=scales, together=together)
         return fits_dual(first.program, last.program, scales=scales, together=together)
 
-    def packs(self, call: Call, choice: Choice) -> int:
+    def packs(self, call: Call, launch: Launch, layout: Layout) -> int:
         """The parts of lines that threads move, of the longest chunk by LL or LL128."""
-        return _ll_layout(call, choice).packs(choice.layout)
-
-
-def _ll_layout(call: Call, choice: Choice) -> LLLayout:
-    return LLLayout(call.dtype, choice.launch.lanes)
+        return LLLayout(call.dtype, launch.lanes).packs(layout)
 
 
 def body_of(choice: Choice, call: Call, workspace: Workspace, local: tuple[Addresses, ...]) -> Body:

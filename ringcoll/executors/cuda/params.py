@@ -188,6 +188,17 @@ def address_words(body: Body, local: Sequence[Addresses], given: int = GIVEN) ->
     return tuple(map(tuple, found))
 
 
+def address_words_like(
+    before: AddressWords, packed: bytes, addresses: Sequence[int]
+) -> AddressWords:
+    """The same of a parameter packed for a call of another count, with the same ``addresses``."""
+    words = memoryview(packed).cast("Q")
+    return tuple(
+        tuple((word, words[word] - address) for word, _ in held)
+        for held, address in zip(before, addresses, strict=True)
+    )
+
+
 class Parameter:
     """The bytes of ``Args`` in memory of their own, with the addresses of the last launch."""
 

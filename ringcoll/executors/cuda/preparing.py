@@ -31,6 +31,7 @@ from ringcoll.executors.cuda.params import (
     Body,
     Header,
     address_words,
+    address_words_like,
     factor_bytes,
     given_address,
     pack,
@@ -199,8 +200,12 @@ class CudaPreparer:
             limits,
         )
         self.async_errors.prepared(prepared)
-        header, progress = _header(prepared), self.workspace.progress
-        prepared.launchable = _launchable(header, choice, progress, (at,), body, before.function)
+        packed = pack(body, _header(prepared), self.workspace.progress, (at,))
+        words = address_words_like(before.address_words, packed, before.addresses)
+        grid = choice.grid
+        prepared.launchable = Launchable(
+            before.function, grid.blocks, 1, grid.threads, packed, words
+        )
         return prepared
 
     def _record(self, call: Call, choice: Choice, known: tuple[int, int]) -> tuple[str, int, int]:
@@ -293,7 +298,9 @@ class CudaPreparer:
         timeout, text = prepared.timeout, prepared.signature_text
         found = self.kernels.launch(body, made, timeout, where, text, texts)
         if len(calls) == 1 and not isinstance(found, GenericLaunch):
-            prepared.body, prepared.function = body, cast("Launchable", found).function
+            launched = cast("Launchable", found)
+            prepared.body, prepared.function = body, launched.function
+            prepared.address_words = launched.parameter.address_words
         return found
 
 
