@@ -37,9 +37,6 @@ class Texts:
     def has(self, _text: str, _ordinal: int) -> bool:
         return False
 
-    def stored(self, _text: str, _capability: object) -> bool:
-        return True
-
     def compile(self, text: str, _capability: object, _call: str = "") -> None:
         """When it is loaded."""
 

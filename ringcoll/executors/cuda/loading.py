@@ -90,7 +90,7 @@ class KernelLoading:
         texts = dict.fromkeys(text for each in (*here, self) for text in each._texts)
         missing = [text for text in texts if not self._has(text)]
         if not here:
-            missing = [text for text in missing if self.loader.stored(text, self.capability)]
+            missing = [text for text in missing if self._stored(text)]
         missing = [text for text in missing if self._obtained(text, needed=bool(here))]
         if missing:
             self._await_others(
@@ -132,7 +132,7 @@ class KernelLoading:
         timeout: float,
         where: str,
         call: str = "",
-        others: Callable[[], Iterable[str]] = tuple,
+        others: Callable[[], Iterable[str]] | None = None,
     ) -> Launching:
         """The launch of a call, ``made`` from text and words and their function.
 
@@ -140,7 +140,7 @@ class KernelLoading:
         are those of the ``others``, calls of its kind that are likely to follow, meanwhile.
         """
         why, call = "", call or where
-        if not self._has(body.text) and not self.loader.stored(body.text, self.capability):
+        if others is not None and not (self._has(body.text) or self._stored(body.text)):
             for other in others():
                 self.loader.compile_ahead(other, self.capability, f"another size than {call}")
         if self._texts and not self._has(body.text):
@@ -183,6 +183,9 @@ class KernelLoading:
 
     def _has(self, text: str) -> bool:
         return self.loader.has(text, self.device.ordinal)
+
+    def _stored(self, text: str) -> bool:
+        return self.loader.stored(text, self.capability)
 
     def _obtained(self, text: str, *, needed: bool) -> bool:
         """Compile a kernel; False without NVRTC where a damaged archive had it, unless needed."""

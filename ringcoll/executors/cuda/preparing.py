@@ -153,7 +153,7 @@ class CudaPreparer:
         )
         self.async_errors.prepared(prepared)
         if len(self.shared_launch.ranks) == 1:
-            texts = tuple if others is None else partial(self._texts, others, prepared)
+            texts = None if others is None else partial(self._texts, others, prepared)
             prepared.launchable = self.launchable_of([prepared], texts)
         return prepared
 
@@ -275,7 +275,7 @@ class CudaPreparer:
         return first, second
 
     def launchable_of(
-        self, calls: Sequence[CudaCall], texts: Callable[[], Iterable[str]] = tuple
+        self, calls: Sequence[CudaCall], texts: Callable[[], Iterable[str]] | None = None
     ) -> Launching:
         """The launch of one rank, or of all that share the device."""
         prepared = calls[0]
