@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.explaining import explain_gpu
+from ringcoll.communicator.group import current
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.topology import Topology
@@ -21,7 +22,7 @@ from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.binding import TraceEntry
-from ringcoll.executors.contract import Given
+from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -148,10 +149,12 @@ class CudaState(RankState):
                 hellos_decide = _registers(call, config, self, mapped_buffers(call, hello))
             limits = replace(limits, hellos_decide=hellos_decide)
         scratch = self.cuda.copy_scratch
-        if scratch is not None and is_large(call, self.cuda.machine, limits):
+        large = scratch is not None and is_large(call, self.cuda.machine, limits)
+        if scratch is not None and large:
             limits = replace(limits, large_scratch=scratch.in_use)
         others = partial(self._of_other_sizes, call, config)
         prepared = self.cuda.prepare(call, limits, self.timeout_of(config), others)
+        prepared.large = large
         if self.debug:
             self.log_choice(call.tagged(prepared.signature_text))
         return prepared
@@ -197,7 +200,7 @@ class CudaState(RankState):
         Kernels need to know which buffers all ranks reach; copy engines also where they lie, but
         with a large SCRATCH neither.
         """
-        large = self._count_large(call, config)
+        large = self._number_large(call, config)
         hello = self.cuda.hello(input_, output, registered=False)
         given = input_[0], output[0], *hello
         if config.engine == "copy":
@@ -211,13 +214,21 @@ class CudaState(RankState):
             self.cuda.mappings.update()
         return mapped, given
 
-    def _count_large(self, call: Call, config: Config) -> bool:
-        """Count a call of this rank, if it is large; whether copy engines run it."""
+    def _number_large(self, call: Call, config: Config) -> bool:
+        """Number a call of this rank, if it is large; whether it has a large SCRATCH."""
         scratch = self.cuda.copy_scratch
         if scratch is None or call.nbytes < LEAST_LARGE:
             return False
-        limits = _limits(call, config, self)
-        return is_large(with_options(call, config), self.cuda.machine, limits) and scratch.count()
+        limits, group = _limits(call, config, self), current()
+        if not is_large(with_options(call, config), self.cuda.machine, limits):
+            return False
+        collected = () if group is None else group.items
+        return scratch.number(
+            sum(
+                state is self and isinstance(item, LaunchRequest) and item.prepared.large
+                for state, item, _ in collected
+            )
+        )
 
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None

@@ -42,18 +42,27 @@ class DeviceMemory:
                 cuda.free(pointer)
 
 
-def allocate(ordinal: int, nbytes: int, *, what: str = "memory") -> DeviceMemory:
-    """Zeroed memory of a device, rounded up to whole granules; ``what`` it is for, for messages."""
+def allocate(
+    ordinal: int, nbytes: int, *, what: str = "memory", waits: bool = True
+) -> DeviceMemory:
+    """Zeroed memory of a device, rounded up to whole granules; ``what`` it is for, for messages.
+
+    Without ``waits`` it is not zeroed, and nothing is freed for it: both would wait for kernels,
+    which may wait for this thread.
+    """
     if nbytes < 0:
         raise ArgumentError(f"{what}: cannot allocate {nbytes} bytes")
-    sweep()
+    if waits:
+        sweep()
     whole = whole_granules(nbytes)
     with on(ordinal) as cuda:
         try:
-            pointer = _malloc(cuda, whole)
+            pointer = _malloc(cuda, whole) if waits else cuda.malloc(whole)
         except RuntimeError as error:
             raise _refusal(cuda, error, ordinal, whole, what) from error
         memory = DeviceMemory(ordinal, pointer, whole)
+        if not waits:
+            return memory
         try:
             # Waited for: a peer may write as soon as it knows the address.
             with on_own_stream(ordinal) as (_, stream):

@@ -67,7 +67,7 @@ class PeerMemory:
         def unreachable() -> bool:
             if held is not None and held() is not None:
                 return False
-            return all(flag[0] or (pid is not None and _gone(pid)) for flag, pid in others)
+            return all(flag[0] or (pid is not None and is_gone(pid)) for flag, pid in others)
 
         quarantine.add(unreachable, self._free)
 
@@ -223,7 +223,7 @@ def _mapped(
     return memory
 
 
-def _gone(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     """Whether no process has this number any more."""
     try:
         os.kill(pid, 0)

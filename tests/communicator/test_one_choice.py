@@ -107,7 +107,7 @@ def gpu_state(nranks: int, config: Config, topology: Topology) -> Any:
     state.fabric = types.SimpleNamespace(nranks=nranks, rank=0, nodes=())  # type: ignore[assignment]
     fits = KernelFits(workspace)
     state.cuda = types.SimpleNamespace(  # type: ignore[assignment]
-        machine=machine, fits=fits, alone=True, auto_register=None
+        machine=machine, fits=fits, alone=True, auto_register=None, copy_scratch=None
     )
     return state
 

@@ -70,7 +70,7 @@ def apart(monkeypatch):
     ranks = Apart()
     named = types.SimpleNamespace(getpid=lambda: getattr(ranks.local, "pid", 1))
     monkeypatch.setattr(handles, "os", named)
-    monkeypatch.setattr(peers, "_gone", ranks.dead.__contains__)
+    monkeypatch.setattr(peers, "is_gone", ranks.dead.__contains__)
     return ranks
 
 

@@ -311,6 +311,20 @@ def test_ranks_agree_on_where_their_peers_copy_to():
     assert "engine" not in terms(128)
 
 
+def test_ranks_agree_on_which_scratch_copies_go_through():
+    """Else one rank would copy from where no other has written."""
+    call = call_of("all_reduce")
+    staged = chosen(call, 2, mapped=frozenset(), engine="copy")
+    texts = [signature_text(staged, call, (0, 0), large_scratch=large) for large in (False, True)]
+    assert texts[1] == texts[0].replace(" engine=copy", " engine=copy scratch=large")
+    assert texts[1] != texts[0]
+    call = call_of("all_gather")
+    direct = chosen(call, 2, mapped=ALL_MAPPED, engine="copy")
+    assert not direct.program.scratch
+    texts = [signature_text(direct, call, (0, 0), large_scratch=large) for large in (False, True)]
+    assert texts[0] == texts[1], "a call without SCRATCH is the same with any"
+
+
 def test_the_parameter_of_a_gate_is_that_of_every_kernel(cuda):
     from ringcoll.executors.cuda.copy_gates import CopyGate, gate_body
     from ringcoll.executors.cuda.params import pack

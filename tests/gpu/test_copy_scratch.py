@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import time
 import types
+from typing import Any
 
 import pytest
 
+from ringcoll.cuda import quarantine
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda import copy_scratch
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
@@ -43,8 +45,9 @@ def made(monkeypatch):
 
         def __exit__(self, *_error: object) -> None: ...
 
-    def allocate(ordinal, nbytes, *, what):
+    def allocate(ordinal, nbytes, *, what, waits):
         assert nbytes == SCRATCH_BYTES
+        assert not waits, "a kernel may wait for this thread"
         found.memory.append(Memory((ordinal + 1) << 32))
         return found.memory[-1]
 
@@ -70,8 +73,11 @@ def made(monkeypatch):
     return found
 
 
-def answers(together, nranks: int, seed: int, calls: int = CALLS, free=None):
-    """What each rank is answered, call by call, and the addresses that it knows in the end."""
+def answers(together, nranks: int, seed: int, calls: int = CALLS, refused: float = 0):
+    """What each rank is answered, call by call, and the addresses that it knows in the end.
+
+    ``refused``: how often it makes a call that is not launched, or is captured, before another.
+    """
 
     def run(fabric):
         rng = random.Random(seed * 100 + fabric.rank)
@@ -80,8 +86,11 @@ def answers(together, nranks: int, seed: int, calls: int = CALLS, free=None):
         for _ in range(calls):
             if rng.random() < 0.2:
                 time.sleep(rng.random() * 2e-3)
-            found.append(scratch.count())
+            while rng.random() < refused:
+                scratch.number()
+            found.append(scratch.number())
             assert scratch.in_use == found[-1]
+            scratch.launched()
         fabric.allgather(b"", what="the end of a test")
         addresses = scratch.addresses if found[-1] else ()
         scratch.close()
@@ -91,11 +100,12 @@ def answers(together, nranks: int, seed: int, calls: int = CALLS, free=None):
     return together(nranks, run)
 
 
+@pytest.mark.parametrize("refused", [0, 0.3])
 @pytest.mark.parametrize("nranks", [2, 3])
-def test_all_ranks_change_at_the_same_call(made, together, nranks):
+def test_all_ranks_change_at_the_same_call(made, together, nranks, refused):
     changed = []
     for seed in range(12):
-        found = answers(together, nranks, seed)
+        found = answers(together, nranks, seed, refused=refused)
         calls = [answer for answer, _ in found]
         assert calls == calls[:1] * nranks
         first = calls[0].index(True) if True in calls[0] else CALLS
@@ -114,7 +124,10 @@ def test_all_ranks_change_at_the_same_call(made, together, nranks):
 def test_no_rank_waits_for_one_that_makes_no_call(made, together):
     def run(fabric):
         scratch = CopyScratch(fabric, fabric.rank)
-        found = [scratch.count() for _ in range(20 * (fabric.rank == 0))]
+        found = []
+        for _ in range(20 * (fabric.rank == 0)):
+            found.append(scratch.number())
+            scratch.launched()
         fabric.allgather(b"", what="the end of a test")
         scratch.close()
         return found
@@ -142,14 +155,101 @@ def test_a_leader_that_dies_in_the_middle_is_told(made, together):
     def run(fabric):
         scratch = CopyScratch(fabric, fabric.rank)
         if fabric.rank == 0:
-            scratch._words[0][copy_scratch._CLOSING] = 1
+            scratch._words[0][copy_scratch._DECIDING] = 1
             fabric.allgather(b"", what="the leader closes")
             fabric.abort("rank 0 ends")
             return "gone"
         fabric.allgather(b"", what="the leader closes")
         with pytest.raises(Error):
-            scratch.count()
+            scratch.number()
         scratch.close()
         return "told"
 
     assert together(2, run) == ["gone", "told"]
+
+
+def test_calls_of_a_group_have_numbers_of_their_own_before_they_are_launched(made, together):
+    def run(fabric):
+        scratch = CopyScratch(fabric, fabric.rank)
+        scratch.number()
+        fabric.allgather(b"", what="all have offered")
+        scratch.number()  # the same call: it was refused before
+        fabric.allgather(b"", what="all have mapped")
+        if fabric.rank == 0:
+            scratch.number()  # rank 0 decides: call 2 is the first by copy engines
+        fabric.allgather(b"", what="rank 0 has decided")
+        found = [scratch.number(before) for before in range(3)]
+        scratch.close()
+        return found
+
+    assert together(2, run) == [[False, True, True]] * 2
+
+
+def test_a_signal_handler_that_makes_a_call_in_the_middle_does_not_wait_for_itself(made, together):
+    def run(fabric):
+        scratch: Any = CopyScratch(fabric, fabric.rank)
+        offer, inner = scratch._offer, []
+
+        def interrupted():
+            scratch._offer = offer
+            inner.append(scratch.number())
+            offer()
+
+        scratch._offer = interrupted
+        found = scratch.number()
+        memories = len({memory.pointer for memory in made.memory})
+        fabric.allgather(b"", what="the end of a test")
+        scratch.close()
+        return found, inner, memories <= 2
+
+    assert together(2, run) == [(False, [False], True)] * 2
+    assert len(made.memory) == 2, "an offer that is repeated takes no more memory"
+
+
+def test_memory_is_freed_when_no_peer_has_it_mapped(made, together):
+    """To free what another process has mapped is undefined, and copies of it may still be read."""
+
+    def run(fabric):
+        scratch = CopyScratch(fabric, fabric.rank)
+        scratch.number()
+        fabric.allgather(b"", what="all have offered")
+        scratch.number()
+        own: Any = scratch._memory
+        fabric.allgather(b"", what="all have mapped")
+        if fabric.rank == 1:
+            scratch.close()
+        fabric.allgather(b"", what="rank 1 has closed")
+        found = own.freed
+        fabric.allgather(b"", what="both have looked")
+        if fabric.rank == 0:
+            scratch.close()
+        fabric.allgather(b"", what="rank 0 has closed")
+        quarantine.sweep()
+        fabric.allgather(b"", what="both have swept")
+        return found, own.freed
+
+    assert together(2, run) == [(False, True)] * 2
+    assert made.unmapped == 2
+
+
+def test_memory_of_a_rank_whose_peer_has_died_is_freed(made, together, monkeypatch):
+    dead: set[int] = set()
+    monkeypatch.setattr(copy_scratch, "is_gone", dead.__contains__)
+
+    def run(fabric):
+        scratch = CopyScratch(fabric, fabric.rank)
+        scratch.number()
+        fabric.allgather(b"", what="all have offered")
+        if fabric.rank == 1:
+            scratch._words[1][copy_scratch._PROCESS] = 4321
+            fabric.allgather(b"", what="the number of a process")
+            return None
+        fabric.allgather(b"", what="the number of a process")
+        own: Any = scratch._memory
+        scratch.close()
+        before = own.freed
+        dead.add(4321)
+        quarantine.sweep()
+        return before, own.freed
+
+    assert together(2, run)[0] == (False, True)

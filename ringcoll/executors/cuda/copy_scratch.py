@@ -11,16 +11,22 @@ call that it makes by kernels, and rank 0, once it sees that all have mapped, na
 the highest number published. Of its two stores and loads on one side, and a store and a load on the
 other, fences let one see the other's (Dekker): a rank that does not see the decision being made is
 seen by it. One that does waits for a few instructions of rank 0.
+
+A call has its number before it is prepared, and keeps it if it is launched. One that is refused
+leaves its number to the next, since the other ranks never hear of it; so does one that is captured,
+since ranks may capture a call again, or never replay it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import DeviceMemory, allocate
 from ringcoll.cuda.streams import outside_capture
@@ -29,6 +35,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.host.fence import fence_of
 from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
+from ringcoll.transports.peers import is_gone
 
 _log = logging.getLogger("ringcoll")
 
@@ -36,10 +43,11 @@ SCRATCH_BYTES = 256 << 20
 _SHARE = 16
 """SCRATCH takes no more than this part of the memory that is free."""
 
-_OFFER, _MAPPED, _CALLS, _CLOSING, _FROM = range(5)
+_OFFER, _MAPPED, _CALLS, _DECIDING, _FROM, _PROCESS, _UNMAPPED = range(7)
 """Words of a rank's part of the shared memory, each with one writer: whether its handle is there,
-whether it has mapped all, the last large call that it has made by kernels; of rank 0 also whether
-it is about to name the first call by copy engines, and that call."""
+whether it has mapped all, the last large call that it runs by kernels; of rank 0 also whether it is
+about to name the first call by copy engines, and that call; the rank's process, and whether it has
+unmapped its peers' memory for good."""
 
 _OFFERED, _DECLINED = 1, 2
 _HEAD, _END = 64, 64 + MEMORY_HANDLE_BYTES
@@ -53,9 +61,10 @@ class CopyScratch:
         self._fabric, self._rank, self._ordinal = fabric, fabric.rank, ordinal
         self._parts = fabric.share(_END, what=_WHAT)
         self._words = [part[:_HEAD].cast("Q") for part in self._parts]
+        self._words[self._rank][_PROCESS] = os.getpid()
         self._ordered = fence_of()
-        self._lock = threading.Lock()
-        self._calls = self._from = 0
+        self._lock = threading.RLock()  # a signal handler may make a call in the middle
+        self._launched = self._calls = self._from = 0
         self._memory: DeviceMemory | None = None
         self._handles: dict[int, MemoryHandle] = {}
         self._opened: list[Callable[[], None]] = []
@@ -73,19 +82,24 @@ class CopyScratch:
 
     @property
     def in_use(self) -> bool:
-        """Whether the last large call that was counted runs by copy engines."""
+        """Whether the last large call that was numbered runs by copy engines."""
         return 0 < self._from <= self._calls
 
-    def count(self) -> bool:
-        """Count a large call, before it is prepared or launched; whether copy engines run it.
+    def number(self, before: int = 0) -> bool:
+        """Number a large call, before it is prepared; whether copy engines run it.
 
-        All ranks count the same calls, and get the same answers.
+        ``before`` large calls are to be launched first, those of its group. All ranks launch the
+        same large calls, and get the same answers for them.
         """
         with self._lock:
-            self._calls += 1
+            self._calls = self._launched + before + 1
             if not self._from:
                 self._agree()
             return self.in_use
+
+    def launched(self) -> None:
+        """A large call has been launched, outside of a capture."""
+        self._launched += 1
 
     def _agree(self) -> None:
         own, first = self._words[self._rank], self._words[0]
@@ -96,10 +110,10 @@ class CopyScratch:
         own[_CALLS] = self._calls
         self._fence()
         if self._rank == 0 and all(words[_MAPPED] for words in self._words):
-            first[_CLOSING] = 1
+            first[_DECIDING] = 1
             self._fence()
             first[_FROM] = 1 + max(words[_CALLS] for words in self._words)
-        if first[_CLOSING]:
+        if first[_DECIDING]:
             self._fabric.wait(
                 lambda: bool(first[_FROM]),
                 deadline=self._fabric.deadline(None),
@@ -118,14 +132,15 @@ class CopyScratch:
             self._ordered()
 
     def _offer(self) -> None:
-        """Take the memory, and offer its handle to the peers."""
+        """Allocate the memory, and offer its handle to the peers; waits for no kernel."""
         own = self._words[self._rank]
         try:
             with on(self._ordinal) as cuda, outside_capture():
                 free, _ = cuda.memGetInfo()
                 if free < _SHARE * SCRATCH_BYTES:
                     raise MachineError(f"only {free >> 20} MiB are free")
-                self._memory = allocate(self._ordinal, SCRATCH_BYTES, what=_WHAT)
+                if self._memory is None:  # else a signal's exception ended an offer
+                    self._memory = allocate(self._ordinal, SCRATCH_BYTES, what=_WHAT, waits=False)
                 handle = handle_of(cuda, self._ordinal, self._memory.pointer, SCRATCH_BYTES)
                 handle = replace(handle, ipc=cuda.ipcGetMemHandle(self._memory.pointer))
         except (MachineError, RuntimeError) as error:
@@ -161,10 +176,25 @@ class CopyScratch:
             self._words[self._rank][_MAPPED] = 1
 
     def close(self) -> None:
-        """Unmap and free all; not collective, idempotent. No kernel of this rank may be running."""
+        """Unmap all; not collective, idempotent. No kernel or copy of this rank may be running.
+
+        The memory is freed when all peers have unmapped it, or are dead.
+        """
         self._pointers.clear()
+        if self._words[self._rank][_PROCESS] != os.getpid():
+            return  # forked: the memory is the parent's
         with contextlib.suppress(RuntimeError):  # of a device that fails
             unmap(self._ordinal, self._opened)
-            if self._memory is not None:
-                self._memory.free()
-        self._memory = None
+        self._words[self._rank][_UNMAPPED] = 1
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            quarantine.add(self._is_unreachable, memory.free)
+
+    def _is_unreachable(self) -> bool:
+        """Whether no peer can reach this rank's memory any more."""
+        own = os.getpid()
+        peers = (words for rank, words in enumerate(self._words) if rank != self._rank)
+        return all(
+            words[_UNMAPPED] or (words[_PROCESS] not in (0, own) and is_gone(words[_PROCESS]))
+            for words in peers
+        )

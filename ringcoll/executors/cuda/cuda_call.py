@@ -32,6 +32,7 @@ class CudaCall:
     body: Body | None = None  # of the kernel made for it, where that is what is launched
     function: int = 0  # this kernel
     address_words: AddressWords = ()  # of its parameter
+    large: bool = False  # whether its launches are counted: see :mod:`.copy_scratch`
     counts: range | None = None  # for which the same kernel runs; None: not found yet
 
     @property

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.streams import EventPool, ReusedEvent
+from ringcoll.cuda.streams import EventPool, ReusedEvent, waiting_ends_capture
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.copy_launch import CopyLaunch
@@ -89,6 +89,8 @@ class CudaExecutor(CudaPreparer):
         # Read after the launch: another thread may have begun to mark ends meanwhile, ahead of it.
         if self.stream_order.marking:
             self.stream_order.mark(stream)
+        if prepared.large:
+            self._count_large(stream)
         self.async_errors.last = prepared
         self.fabric.entered += 1
 
@@ -105,6 +107,8 @@ class CudaExecutor(CudaPreparer):
                     with on(self.device.ordinal):
                         part()
                     yield Pause(lambda: True)  # a turn for the other devices of this thread
+                if request.prepared.large:
+                    self._count_large(request.stream)
                 self.async_errors.last = request.prepared
                 self.fabric.entered += 1
                 self.stream_order.release(request)
@@ -117,6 +121,11 @@ class CudaExecutor(CudaPreparer):
                 yield Pause(pending.launched.is_set)
             self.done(pending)
             self.stream_order.release(request)
+
+    def _count_large(self, stream: int) -> None:
+        """Count a launched large call, which all ranks launch as often as this one."""
+        if self.copy_scratch is not None and not waiting_ends_capture(stream):
+            self.copy_scratch.launched()
 
     def _publish(self, prepared: CudaCall) -> None:
         """Publish the signature text of this call again if later calls have overwritten it."""

@@ -73,6 +73,7 @@ class Addresses:
             self.peer_buffers,
             self.trace,
             launch,
+            self.scratch,
         )
 
 

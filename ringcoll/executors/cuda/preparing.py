@@ -125,7 +125,8 @@ class CudaPreparer:
         fits = self.large_fits if limits.large_scratch else self.fits
         choice = choose(call, self.machine, limits, fits)
         known = copied_buffers(choice, hello)
-        text, signature, number = self._record(call, choice, known)
+        scratch = self._scratch(choice, limits)
+        text, signature, number = self._record(call, choice, known, large_scratch=bool(scratch))
         at = Addresses(
             self.rank,
             self.memory.pointers,
@@ -137,7 +138,7 @@ class CudaPreparer:
             peer_addresses(known, self.symmetric, self.nranks),
             trace=0 if self.recorder is None else self.recorder.address,
             launch=number,
-            scratch=self._scratch(choice, limits),
+            scratch=scratch,
         )
         prepared = CudaCall(
             call.on(None, None),
@@ -208,12 +209,14 @@ class CudaPreparer:
         )
         return prepared
 
-    def _record(self, call: Call, choice: Choice, known: tuple[int, int]) -> tuple[str, int, int]:
+    def _record(
+        self, call: Call, choice: Choice, known: tuple[int, int], *, large_scratch: bool = False
+    ) -> tuple[str, int, int]:
         """The text of a call on which ranks must agree, its digest, and the number of its record.
 
         Before a launch that reads it, the table of symmetric memory is brought up to date.
         """
-        text = signature_text(choice, call, known)
+        text = signature_text(choice, call, known, large_scratch=large_scratch)
         digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
         number = next(self.shared_state.numbers)
         self.shared_state.record(number, call.tagged(text))

@@ -40,8 +40,10 @@ def peer_addresses(
     return send, recv
 
 
-def signature_text(choice: Choice, call: Call, known: tuple[int, int]) -> str:
-    """The text of a call and of its choice."""
+def signature_text(
+    choice: Choice, call: Call, known: tuple[int, int], *, large_scratch: bool = False
+) -> str:
+    """The text of a call and of its choice; ``large_scratch``: its SCRATCH is of copy engines."""
     launch = choice.launch
     mapped = "nothing"
     if launch.mapped:
@@ -56,6 +58,8 @@ def signature_text(choice: Choice, call: Call, known: tuple[int, int]) -> str:
         text += f" shares={':'.join(map(str, shares))}"
     if choice.engine != "sm":
         text += f" engine={choice.engine}"
+        if large_scratch and choice.program.scratch:  # chunks lie elsewhere than in a workspace
+            text += " scratch=large"
     # In a rooted call only the root knows whether it is in place, in exscan not rank 0.
     if choice.reads_hellos and COLLECTIVES[call.collective].uneven == "none":
         text += f" in_place={call.in_place}"

@@ -1,0 +1,135 @@
+"""Large calls of GPU ranks have one number on all ranks, whatever else a rank does, by fakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.communicator import gpu
+from ringcoll.cuda.raw import from_pointer
+from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.fabric import each
+from ringcoll.tuner import gpu as tuner
+from ringcoll.tuner import measured, simple
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import fake
+from tests.gpu.ranks import close
+from tests.gpu.stand_in_driver import Driver
+
+pytestmark = needs_compiler
+
+COUNT = 600
+SMALL = 5
+
+
+class Numbers:
+    """Stands for SCRATCH that is never mapped: it notes the numbers."""
+
+    in_use, nbytes = False, 0
+
+    def __init__(self) -> None:
+        self.before, self.asked, self.kept = 0, list[int](), list[Any]()
+
+    def number(self, before: int = 0) -> bool:
+        self.asked.append(self.before + before + 1)
+        return False
+
+    def launched(self) -> None:
+        self.before += 1
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Two ranks for which 1 KiB is large, and no call is small enough for LL."""
+    least = replace(measured.LARGE_BYTES, value=1 << 10)
+    monkeypatch.setattr(simple, "LARGE_BYTES", least)
+    monkeypatch.setattr(gpu, "LEAST_LARGE", 1 << 10)
+    monkeypatch.setattr(tuner, "LL_ALONE_BYTES", replace(measured.LL_ALONE_BYTES, value=64, by={}))
+    gpus = fake(monkeypatch, 2, sms=24)
+    driver = Driver(gpus)
+    monkeypatch.setattr("ringcoll.cuda.driver._driver", lambda: driver)
+    made: list[Any] = ringcoll.init_all([0, 1], device="cuda", timeout=20, register=False)
+    for comm in made:
+        comm._state.cuda.copy_scratch = Numbers()
+    yield made
+    close(made, failed=True)
+    gpus.close()
+
+
+def numbers(comm: Any) -> Numbers:
+    return comm._state.cuda.copy_scratch
+
+
+def array(comm: Any, count: int = COUNT) -> Any:
+    """An array that lives as long as its rank."""
+    made = np.ones(count, np.float32)
+    numbers(comm).kept.append(made)
+    return from_pointer(made.ctypes.data, count, "float32", comm.rank)
+
+
+def test_every_launched_call_has_the_next_number(ranks):
+    def run(comm: Any) -> list[int]:
+        first, second, third = (array(comm) for _ in range(3))
+        for given in (first, second, third):
+            comm.all_reduce(given)
+        comm.all_reduce(array(comm, SMALL))
+        comm.all_reduce(first)  # found again
+        other = array(comm, 2 * COUNT)
+        comm.all_reduce(other)  # of another count
+        comm.all_reduce(second, async_op=True).wait()
+        with ringcoll.group():
+            comm.all_reduce(first)
+            comm.all_reduce(array(comm, SMALL))
+            comm.all_reduce(other)
+        comm.all_reduce(third)
+        comm.synchronize()
+        return numbers(comm).asked
+
+    assert each(ranks, run) == [[*range(1, 10)]] * 2
+
+
+def test_a_call_that_one_rank_refuses_leaves_its_number_to_the_next(ranks, monkeypatch):
+    def refused(*_how: object) -> Any:
+        raise LaunchRefused("no kernel")
+
+    def run(comm: Any) -> list[int]:
+        given = array(comm)
+        comm.all_reduce(given)
+        if comm.rank == 0:
+            with pytest.raises(ArgumentError, match="stream"):
+                comm.all_reduce(given, stream=-1)
+            with monkeypatch.context() as patch:
+                patch.setattr(comm._state.cuda, "prepare", refused)
+                patch.setattr(comm._state.cuda, "prepare_like", lambda *_: None)
+                with pytest.raises(LaunchRefused, match="no kernel"):
+                    comm.all_reduce(array(comm, 3 * COUNT))
+        comm.all_reduce(given)
+        comm.synchronize()
+        return numbers(comm).asked
+
+    assert each(ranks, run) == [[1, 2, 2, 2], [1, 2]]
+
+
+def test_a_captured_call_leaves_its_number_to_the_next(ranks, monkeypatch):
+    """A rank may capture a call twice, or before calls that another rank makes first."""
+    from ringcoll.executors.cuda import executor
+
+    def run(comm: Any) -> list[int]:
+        comm.all_reduce(array(comm))
+        comm.synchronize()
+        return numbers(comm).asked
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "waiting_ends_capture", lambda _stream: True)
+        each(ranks, run)
+    assert each(ranks, run) == [[1, 1]] * 2
+    assert each(ranks, run) == [[1, 1, 2]] * 2
