@@ -135,16 +135,16 @@ def test_no_rank_waits_for_one_that_makes_no_call(made, together):
     assert together(2, run) == [[False] * 20, []]
 
 
-def test_a_rank_without_memory_keeps_all_on_kernels(made, together):
+def test_all_do_without_if_a_rank_has_no_memory(made, together):
     made.free = 16 * SCRATCH_BYTES - 1
     assert [calls for calls, _ in answers(together, 2, 1)] == [[False] * CALLS] * 2
     assert not made.memory
 
 
-def test_a_rank_that_cannot_map_keeps_all_on_kernels(made, together, caplog):
+def test_all_do_without_if_a_rank_cannot_map(made, together, caplog):
     made.fails = lambda rank, peer: rank == 1
     assert [calls for calls, _ in answers(together, 2, 1)] == [[False] * CALLS] * 2
-    assert "large calls run by kernels: no mapping" in caplog.text
+    assert "copy engines get no large SCRATCH: no mapping" in caplog.text
     assert all(memory.freed for memory in made.memory)
 
 

@@ -32,7 +32,7 @@ SMALL = 5
 class Numbers:
     """Stands for SCRATCH that is never mapped: it notes the numbers."""
 
-    in_use, nbytes = False, 0
+    in_use = False
 
     def __init__(self) -> None:
         self.before, self.asked, self.kept = 0, list[int](), list[Any]()

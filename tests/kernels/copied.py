@@ -102,16 +102,21 @@ def devices(
     number: int = 7,
     flat: bool = False,
     generic: bool = False,
+    scratch: tuple[int, ...] = (),
 ) -> list[Device]:
-    """A call of these ranks, so many on a device; ``generic``: by the kernel of any call."""
+    """A call of these ranks, so many on a device.
+
+    ``generic``: by the kernel of any call; ``scratch``: every rank's, outside of workspaces.
+    """
     program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
     dtype = dtype_of(case.dtype)
     op = op_of(case.op) if case.plan.collective.reduces else None
     header = Header(timeout, signature, True, False, case.replicas)
-    others = kernel_part(program, world.workspace)
     made = []
     for ranks in groups:
-        local = [replace(known(world, case, arrays, rank), launch=number) for rank in ranks]
+        at = [known(world, case, arrays, rank) for rank in ranks]
+        local = [replace(each, launch=number, scratch=scratch) for each in at]
+        others = kernel_part(program, world.workspace, local)
         found = schedule(
             case.plan, case.launch, program, layout, dtype, world.workspace, local, case.replicas
         )

@@ -84,14 +84,19 @@ def on_devices(calls: list[Device]) -> None:
 
 
 def called(
-    nranks: int, groups: list[list[int]], todo: Iterator[Case], *, generic: bool = False
+    nranks: int,
+    groups: list[list[int]],
+    todo: Iterator[Case],
+    *,
+    generic: bool = False,
+    scratch: tuple[int, ...] = (),
 ) -> int:
     """Make the calls one after the other; how many."""
     world, calls = World(nranks), 0
     for case in todo:
         world.forget_arrays()
         arrays = world.arrays(case, calls)
-        on_devices(devices(world, case, arrays, groups, generic=generic))
+        on_devices(devices(world, case, arrays, groups, generic=generic, scratch=scratch))
         calls += 1
         arrays.check(case)
         settled(world, calls)
@@ -107,6 +112,15 @@ def test_a_device_for_each_rank(name: str) -> None:
 def test_a_generic_kernel_beside_the_copies(name: str) -> None:
     apart = [[0], [1], [2]]
     assert called(3, apart, cases(3, name, 203, every=False), generic=True) >= 4
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_scratch_that_is_no_part_of_a_workspace(name: str) -> None:
+    held = [np.full(1 << 20, 0xA5, np.uint8) for _ in range(3)]
+    scratch = tuple(each.ctypes.data for each in held)
+    apart = [[0], [1], [2]]
+    assert called(3, apart, cases(3, name, 203, every=False), scratch=scratch) >= 4
+    assert any((each != 0xA5).any() for each in held)
 
 
 @pytest.mark.slow

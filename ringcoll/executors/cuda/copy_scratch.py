@@ -1,16 +1,17 @@
-"""The large SCRATCH of copy engines: taken at the first large call, used from an agreed call on.
+"""The large SCRATCH of copy engines: allocated by the first large call, used from an agreed one on.
 
 Copy engines reach the link's rate with slices of tens of MiB, for which a workspace has no room.
-Most communicators never make such a call, so the memory is taken by the first one that does. A rank
-offers its handle in shared memory and goes on, by kernels; its peers map it when they come to such
-a call themselves. No rank waits for another: a program may need this call to return before its
-other ranks come.
+Most communicators never make such a call, so the first one that does allocates the memory. The rank
+writes its handle to shared memory and goes on without; its peers map the memory in large calls of
+their own. No rank waits for another: a program may need this call to return before its other ranks
+make theirs.
 
-So that all ranks change to copy engines at the same call, each publishes the number of every large
-call that it makes by kernels, and rank 0, once it sees that all have mapped, names the call after
-the highest number published. Of its two stores and loads on one side, and a store and a load on the
-other, fences let one see the other's (Dekker): a rank that does not see the decision being made is
-seen by it. One that does waits for a few instructions of rank 0.
+So that all ranks change at the same call, each publishes the number of every large call that it
+makes without. Rank 0, once all have mapped all, stores that it is deciding, reads these numbers,
+and names the call after the highest. A rank stores its number, then reads whether rank 0 is
+deciding. With a fence between store and load on both sides (as in Dekker's algorithm) at least one
+reads what the other has stored: rank 0 the number, or the rank that it must wait, for a few
+instructions.
 
 A call has its number before it is prepared, and keeps it if it is launched. One that is refused
 leaves its number to the next, since the other ranks never hear of it; so does one that is captured,
@@ -45,9 +46,9 @@ _SHARE = 16
 
 _OFFER, _MAPPED, _CALLS, _DECIDING, _FROM, _PROCESS, _UNMAPPED = range(7)
 """Words of a rank's part of the shared memory, each with one writer: whether its handle is there,
-whether it has mapped all, the last large call that it runs by kernels; of rank 0 also whether it is
-about to name the first call by copy engines, and that call; the rank's process, and whether it has
-unmapped its peers' memory for good."""
+whether it has mapped all, the last large call that it makes without; of rank 0 also whether it is
+deciding on the first call with it, and that call; the rank's process, and whether it has unmapped
+its peers' memory for good."""
 
 _OFFERED, _DECLINED = 1, 2
 _HEAD, _END = 64, 64 + MEMORY_HANDLE_BYTES
@@ -55,7 +56,7 @@ _WHAT = "SCRATCH of copy engines"
 
 
 class CopyScratch:
-    """One rank's side of it; constructing it is collective."""
+    """One rank's side; constructing it is collective."""
 
     def __init__(self, fabric: Fabric, ordinal: int) -> None:
         self._fabric, self._rank, self._ordinal = fabric, fabric.rank, ordinal
@@ -72,21 +73,16 @@ class CopyScratch:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Every rank's SCRATCH in this rank's address space; only of use once :meth:`count` is."""
+        """Every rank's SCRATCH in this rank's address space, while :attr:`in_use`."""
         return tuple(self._pointers[rank] for rank in range(self._fabric.nranks))
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of this rank's device memory."""
-        return 0 if self._memory is None else self._memory.nbytes
-
-    @property
     def in_use(self) -> bool:
-        """Whether the last large call that was numbered runs by copy engines."""
+        """Whether the last large call that was numbered uses it."""
         return 0 < self._from <= self._calls
 
     def number(self, before: int = 0) -> bool:
-        """Number a large call, before it is prepared; whether copy engines run it.
+        """Number a large call, before it is prepared; whether it uses this SCRATCH.
 
         ``before`` large calls are to be launched first, those of its group. All ranks launch the
         same large calls, and get the same answers for them.
@@ -121,7 +117,7 @@ class CopyScratch:
                 peers=lambda: [0],
             )
             self._from = first[_FROM]
-            _log.debug("rank %d: copy engines from large call %d on", self._rank, self._from)
+            _log.debug("rank %d: large SCRATCH from large call %d on", self._rank, self._from)
 
     def _fence(self) -> None:
         """Order this rank's stores before its later loads."""
@@ -144,7 +140,7 @@ class CopyScratch:
                 handle = handle_of(cuda, self._ordinal, self._memory.pointer, SCRATCH_BYTES)
                 handle = replace(handle, ipc=cuda.ipcGetMemHandle(self._memory.pointer))
         except (MachineError, RuntimeError) as error:
-            _log.info("rank %d: large calls run by kernels: %s: %s", self._rank, _WHAT, error)
+            _log.info("rank %d: copy engines get no large SCRATCH: %s", self._rank, error)
             own[_OFFER] = _DECLINED
             return
         self._handles[self._rank] = handle
@@ -168,8 +164,8 @@ class CopyScratch:
                             cuda, self._handles, self._rank, peer, self._opened, _WHAT
                         )
         except (MachineError, RuntimeError) as error:
-            # The peers never see it mapped, so all stay with kernels.
-            _log.warning("rank %d: large calls run by kernels: %s", self._rank, error)
+            # The peers never see it mapped, so no rank uses any.
+            _log.warning("rank %d: copy engines get no large SCRATCH: %s", self._rank, error)
             self._pointers.clear()
             return
         if len(self._pointers) == self._fabric.nranks:
