@@ -18,13 +18,13 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.timer import host_us
 from benchmarks.needs import require
 from benchmarks.record import add_out, save
 
@@ -96,19 +96,12 @@ def _host(comm: Any) -> dict[str, float]:
         "NCCL, the same torch tensor": lambda: dist.all_reduce(plain),
         "NCCL, x[:] of a plain tensor": lambda: dist.all_reduce(plain[:]),
     }
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for block in range(BLOCKS + 2):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            dist.barrier()
-            began = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            spent = (time.perf_counter() - began) / CALLS * 1e6
-            torch.cuda.synchronize()
-            if block >= 2:
-                found[name].append(spent)
-    return {name: round(statistics.median(spent), 2) for name, spent in found.items()}
+
+    def settle() -> None:
+        torch.cuda.synchronize()
+        dist.barrier()
+
+    return host_us(calls, settle, blocks=BLOCKS, repeats=CALLS)
 
 
 def _device(comm: Any, name: str, nbytes: int) -> dict[str, Any]:

@@ -1,18 +1,19 @@
-"""Ranks that meet, set out together, and time the graphs that they replay."""
+"""Ranks that meet, set out together, and time graphs that they replay, or calls on the host."""
 
 from __future__ import annotations
 
 import json
 import mmap
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.calls import source
 from ringcoll.bootstrap import Bootstrap
 
-__all__ = ["Line", "Rendezvous", "Timer", "calls_of"]
+__all__ = ["Line", "Rendezvous", "Timer", "calls_of", "host_us"]
 
 REPLAYS = 20
 GATE_NS = 1_000_000
@@ -22,6 +23,38 @@ MIB = 1 << 20
 def calls_of(nbytes: int) -> int:
     """Calls a graph: fewer where one takes long."""
     return 50 if nbytes <= 8 * MIB else 5
+
+
+def host_us(
+    calls: Mapping[str, Callable[[], object]],
+    settle: Callable[[], object],
+    *,
+    blocks: int,
+    repeats: int = 100,
+    warm: int = 2,
+) -> dict[str, float]:
+    """Microseconds of the host until a call returns: the median of the blocks' means.
+
+    Args:
+        calls: take turns, a block of each.
+        settle: waits for the device and for the other ranks, before each block and at the end.
+        blocks: how many of each count.
+        repeats: calls of a block.
+        warm: blocks of each before those.
+
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for block in range(warm + blocks):
+        for name, call in calls.items():
+            settle()
+            began = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            spent = (time.perf_counter() - began) / repeats * 1e6
+            if block >= warm:
+                found[name].append(spent)
+    settle()
+    return {name: round(statistics.median(spent), 2) for name, spent in found.items()}
 
 
 class Rendezvous:

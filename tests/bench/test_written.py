@@ -13,7 +13,16 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import collectives, nodes, nodes_chain, peers, record, timing_model
-from benchmarks.gpu import bars, deterministic, overlap, report, session
+from benchmarks.gpu import (
+    bars,
+    command,
+    deterministic,
+    first_calls,
+    host_calls,
+    overlap,
+    report,
+    session,
+)
 from benchmarks.gpu import nodes as gpu_nodes
 from benchmarks.gpu import timing_model as gpu_timing_model
 
@@ -31,7 +40,16 @@ def elsewhere(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RINGCOLL_CACHE_DIR", str(tmp_path / "cache"))
-    for module in (bars, deterministic, gpu_nodes, gpu_timing_model, overlap, peers, session):
+    for module in (
+        bars,
+        command,
+        deterministic,
+        gpu_nodes,
+        gpu_timing_model,
+        overlap,
+        peers,
+        session,
+    ):
         monkeypatch.setattr(module, "require", lambda parser, **needs: 2)
     before = records()
     yield folder
@@ -65,8 +83,8 @@ def no_links(patch):
     return lambda argv: timing_model.main(["--free", *argv])
 
 
-def no_ranks(patch, module):
-    patch.setattr(module, "run_ranks", lambda *_: "no ranks")
+def no_ranks(patch, module, runner=None):
+    patch.setattr(runner or module, "run_ranks", lambda *_: "no ranks")
     return module.main
 
 
@@ -121,6 +139,14 @@ BENCHMARKS = {
         "gpu_timing_model_2.json",
     ),
     "gpu.overlap": (lambda patch: no_ranks(patch, overlap), "gpu_overlap_2.json"),
+    "gpu.first_calls": (
+        lambda patch: no_ranks(patch, first_calls, command),
+        "gpu_first_calls_2.json",
+    ),
+    "gpu.host_calls": (
+        lambda patch: no_ranks(patch, host_calls, command),
+        "gpu_host_calls_2.json",
+    ),
     "gpu.deterministic": (lambda patch: no_ranks(patch, deterministic), ""),
     "gpu.nodes": (no_nodes, ""),
 }

@@ -1,0 +1,203 @@
+"""The host's time until a call of 256 bytes returns, by what is passed and by its options.
+
+::
+
+    python -m benchmarks.gpu.host_calls [--ranks N] [--seconds 45] [--commit HASH] [--out FOLDER]
+
+One process a GPU; calls are eager, of float32, and all_reduce is in place. The kinds take turns in
+blocks of 100 calls, which the ranks begin together; a figure is the median of the blocks' means,
+and the slowest rank counts. An empty kernel and a slice alone, which call nothing, stand beside.
+Each kind is called once before it is timed, and every element is compared. ``counts not seen`` are
+blocks of calls, in place on slices of plain memory, whose numbers of elements are all new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from benchmarks.gpu.command import begin, slowest
+from benchmarks.gpu.processes import Link
+from benchmarks.gpu.timer import host_us
+
+__all__ = ["Kind", "main", "table"]
+
+COUNT = 64
+"""Elements of a call: 256 bytes."""
+VIEWS = 60
+BLOCKS = 7
+SETTLE = 3.0
+"""Seconds in which kernels are compiled that the first calls did not wait for."""
+NEW, STRIDE, TURNS = 100, 2048, 4
+"""Counts of a block that no call had before, elements from one slice to the next, and blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A call that is timed.
+
+    Attributes:
+        call: makes it.
+        sent: holds the rank plus 1 before the call that is checked; None: nothing is sent.
+        received: is compared after it.
+        wanted: numbers of :attr:`received`, or one for all of its elements.
+        calls: that together fill :attr:`received`.
+
+    """
+
+    call: Callable[[], object]
+    sent: Any = None
+    received: Any = None
+    wanted: Any = 0
+    calls: int = 1
+
+
+def kinds(comm: Any) -> dict[str, Kind]:
+    """Everything that is timed, on memory of its own."""
+    import cupy
+    import torch
+
+    n, total = comm.nranks, comm.nranks * (comm.nranks + 1) // 2
+    after, before = (comm.rank + 1) % n, (comm.rank - 1) % n
+    kept, tensor = comm.empty(COUNT, "float32"), comm.empty(COUNT, "float32", like="torch")
+    parts = comm.empty(VIEWS * COUNT + 8, "float32")
+    plain, large = cupy.zeros(COUNT, "float32"), cupy.zeros(VIEWS * COUNT + 8, "float32")
+    wide, single = cupy.zeros(n * COUNT, "float32"), cupy.zeros(COUNT, "float32")
+    torch_plain = torch.zeros(COUNT, device="cuda")
+    torch_large = torch.zeros(VIEWS * COUNT, device="cuda")
+    edges = [slice(COUNT * k, COUNT * (k + 1)) for k in range(VIEWS)]
+    views, tensors = [large[edge] for edge in edges], [torch_large[edge] for edge in edges]
+    whole, inner = slice(0, VIEWS * COUNT), slice(4, COUNT + 4)
+    every = cupy.repeat(cupy.arange(1, n + 1, dtype="float32"), COUNT)
+    current, side = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
+    empty = cupy.RawKernel('extern "C" __global__ void empty() {}', "empty")
+    in_turn, torch_in_turn, simple_in_turn = cycle(views), cycle(tensors), cycle(views)
+
+    def reduced(call: Callable[[], object], array: Any, calls: int = 1) -> Kind:
+        return Kind(call, array, array, total, calls)
+
+    def in_views(call: Callable[[], object], array: Any) -> Kind:
+        return reduced(call, array, VIEWS)
+
+    def waited() -> None:
+        comm.all_reduce(kept, async_op=True).wait()
+
+    return {
+        "empty kernel": Kind(lambda: empty((1,), (32,), ())),
+        "x[:] alone, CuPy": Kind(lambda: kept[:]),
+        "x[:] alone, torch": Kind(lambda: tensor[:]),
+        "same array, CuPy": reduced(lambda: comm.all_reduce(kept), kept),
+        "same array, torch": reduced(lambda: comm.all_reduce(tensor), tensor),
+        "x[:], CuPy, symmetric": reduced(lambda: comm.all_reduce(kept[:]), kept),
+        "x[:], CuPy, plain": reduced(lambda: comm.all_reduce(plain[:]), plain),
+        "x[4:68], CuPy, symmetric": reduced(lambda: comm.all_reduce(parts[inner]), parts[inner]),
+        "x[4:68], CuPy, plain": reduced(lambda: comm.all_reduce(large[inner]), large[inner]),
+        "x[:], torch, symmetric": reduced(lambda: comm.all_reduce(tensor[:]), tensor),
+        "x[:], torch, plain": reduced(lambda: comm.all_reduce(torch_plain[:]), torch_plain),
+        "60 views in turn, CuPy": in_views(lambda: comm.all_reduce(next(in_turn)), large[whole]),
+        "60 views in turn, torch": in_views(
+            lambda: comm.all_reduce(next(torch_in_turn)), torch_large
+        ),
+        "60 views in turn, Simple": in_views(
+            lambda: comm.all_reduce(next(simple_in_turn), protocol="Simple"), large[whole]
+        ),
+        "x[4:68], symmetric, Simple": reduced(
+            lambda: comm.all_reduce(parts[inner], protocol="Simple"), parts[inner]
+        ),
+        "stream= the current one": reduced(lambda: comm.all_reduce(kept, stream=current), kept),
+        "stream= another": reduced(lambda: comm.all_reduce(kept, stream=side), kept),
+        "max_sms=4": reduced(lambda: comm.all_reduce(kept, max_sms=4), kept),
+        "async_op=True and wait": reduced(waited, kept),
+        "all_gather": Kind(lambda: comm.all_gather(plain, wide), plain, wide, every),
+        "all_gather_v": Kind(
+            lambda: comm.all_gather_v(plain, wide, [COUNT] * n), plain, wide, every
+        ),
+        "sendrecv": Kind(
+            lambda: comm.sendrecv(plain, after, single, before), plain, single, before + 1
+        ),
+        "barrier": Kind(comm.barrier),
+    }
+
+
+def wrong_of(kind: Kind, rank: int, settle: Callable[[], object]) -> int:
+    """Wrong elements of the first calls of a kind; what was sent is zero again afterwards."""
+    if kind.received is not None:
+        kind.received[:] = -1
+        kind.sent[:] = rank + 1
+    settle()
+    for _ in range(kind.calls):
+        kind.call()
+    settle()
+    if kind.received is None:
+        return 0
+    wrong = int((kind.received != kind.wanted).sum())
+    kind.sent[:] = 0  # sums in place would overflow
+    return wrong
+
+
+def counts_not_seen(comm: Any, settle: Callable[[], object]) -> tuple[float, int]:
+    """Microseconds of a call of a new count, and wrong elements; the first block is not timed."""
+    import cupy
+
+    x = cupy.full((TURNS * NEW, STRIDE), comm.rank + 1, "float32")
+    right = x.copy()
+    flat, spent = x.reshape(-1), []
+    for turn in range(TURNS):
+        settle()
+        began = time.perf_counter()
+        for k in range(turn * NEW, (turn + 1) * NEW):
+            comm.all_reduce(flat[k * STRIDE : k * STRIDE + 1000 + k])
+        spent.append((time.perf_counter() - began) / NEW * 1e6)
+    settle()
+    for k in range(TURNS * NEW):
+        right[k, : 1000 + k] = comm.nranks * (comm.nranks + 1) // 2
+    return statistics.median(spent[1:]), int((x != right).sum())
+
+
+def work(link: Link) -> None:
+    """What one rank measures; a message a kind."""
+    import cupy
+    import torch
+
+    import ringcoll
+
+    cupy.cuda.Device(link.rank).use()
+    torch.cuda.set_device(link.rank)
+    comm: Any = ringcoll.init(link, device="cuda", timeout=20.0)
+
+    def settle() -> None:
+        cupy.cuda.runtime.deviceSynchronize()
+        comm.barrier()
+        comm.synchronize()
+
+    timed = kinds(comm)
+    wrong = {name: wrong_of(kind, link.rank, settle) for name, kind in timed.items()}
+    time.sleep(SETTLE)
+    found = host_us({name: kind.call for name, kind in timed.items()}, settle, blocks=BLOCKS)
+    for name, us in found.items():
+        link.send({"name": name, "bytes": 4 * COUNT, "us": us, "wrong": wrong[name]})
+    us, unequal = counts_not_seen(comm, settle)
+    link.send({"name": "counts not seen", "bytes": None, "us": us, "wrong": unequal})
+    comm.close()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line a kind."""
+    return "\n".join(f"{row['name']:<28}{row['us']:>9.2f} us" for row in rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; the exit status is 1 if a part failed or an element is wrong."""
+    parser = argparse.ArgumentParser(description="The host's time of small calls on GPUs.")
+    run = begin(parser, argv, "host_calls", torch=True)
+    run.measure("ranks", work, (), lambda of: run.report.add(slowest(of, "us")))
+    return run.end(table(run.report.rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
