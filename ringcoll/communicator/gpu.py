@@ -219,6 +219,7 @@ class CudaState(RankState):
         scratch = self.cuda.copy_scratch
         if scratch is None or call.nbytes < LEAST_LARGE:
             return False
+        self.usable()  # a closed or forked rank allocates nothing, and publishes no number
         limits, group = _limits(call, config, self), current()
         if not is_large(with_options(call, config), self.cuda.machine, limits):
             return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 import time
 import types
 from typing import Any
@@ -253,3 +255,33 @@ def test_memory_of_a_rank_whose_peer_has_died_is_freed(made, together, monkeypat
         return before, own.freed
 
     assert together(2, run)[0] == (False, True)
+
+
+def test_a_forked_process_leaves_its_parents_memory_alone(made, together, monkeypatch):
+    def run(fabric):
+        scratch: Any = CopyScratch(fabric, fabric.rank)
+        scratch.number()
+        fabric.allgather(b"", what="all have offered")
+        scratch.number()
+        fabric.allgather(b"", what="all have mapped")
+        with forked:
+            scratch.close()
+        fabric.allgather(b"", what="a child has closed")
+        found = scratch._memory.freed, scratch._words[fabric.rank][copy_scratch._UNMAPPED]
+        fabric.allgather(b"", what="all have looked")
+        scratch.close()
+        return found
+
+    class Forked:
+        """Every process takes itself for a child meanwhile."""
+
+        def __enter__(self) -> None:
+            monkeypatch.setattr(copy_scratch, "os", types.SimpleNamespace(getpid=lambda: -1))
+
+        def __exit__(self, *_error: object) -> None:
+            at_end.wait()
+            monkeypatch.setattr(copy_scratch, "os", os)
+
+    forked, at_end = Forked(), threading.Barrier(2)
+    assert together(2, run) == [(False, 0)] * 2
+    assert made.unmapped == 2

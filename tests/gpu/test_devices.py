@@ -113,6 +113,26 @@ def test_another_failure_is_told_and_leaks_nothing(stand_in, monkeypatch):
         allocate(0, 1)
 
 
+def test_memory_that_no_kernel_is_waited_for_is_neither_zeroed_nor_made_room_for(
+    stand_in, monkeypatch
+):
+    """A kernel that runs may wait for the thread that allocates, and freeing waits for all."""
+    runtime = stand_in(1, room=3 * GRANULE)
+
+    def waits(*_args):
+        raise AssertionError("waited")
+
+    monkeypatch.setattr("ringcoll.cuda.memory.sweep", waits)
+    monkeypatch.setattr("ringcoll.cuda.memory.on_own_stream", waits)
+    monkeypatch.setattr("cupy.get_default_memory_pool", waits)
+    kept = allocate(0, 5, waits=False)
+    assert runtime.memory
+    with pytest.raises(OutOfMemory):
+        allocate(0, 4 * GRANULE, waits=False)
+    kept.free()
+    assert not runtime.memory
+
+
 def test_host_memory_for_kernels(stand_in):
     runtime = stand_in(1)
     mapped = host_mapped(100, ordinal=0)

@@ -11,7 +11,7 @@ import pytest
 import ringcoll
 from ringcoll.communicator import gpu
 from ringcoll.cuda.raw import from_pointer
-from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.errors import ArgumentError, ClosedError, LaunchRefused, UsageError
 from ringcoll.fabric import each
 from ringcoll.tuner import gpu as tuner
 from ringcoll.tuner import measured, simple
@@ -133,3 +133,25 @@ def test_a_captured_call_leaves_its_number_to_the_next(ranks, monkeypatch):
         each(ranks, run)
     assert each(ranks, run) == [[1, 1]] * 2
     assert each(ranks, run) == [[1, 1, 2]] * 2
+
+
+def test_a_closed_rank_numbers_no_call(ranks):
+    """The first one would allocate memory that nobody frees."""
+    comm = ranks[0]
+    known = numbers(comm)
+    given = array(comm)
+    each(ranks, lambda comm: comm.close())
+    with pytest.raises(ClosedError):
+        comm.all_reduce(given)
+    assert known.asked == []
+
+
+def test_a_forked_rank_numbers_no_call(ranks, monkeypatch):
+    """It shares its parent's words, by which the other ranks decide."""
+    comm = ranks[0]
+    given = array(comm)
+    with monkeypatch.context() as patch:
+        patch.setattr(comm._state, "inherited", True)
+        with pytest.raises(UsageError):
+            comm.all_reduce(given)
+    assert numbers(comm).asked == []
