@@ -28,9 +28,11 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, ranks: int, name: str) -> None:
         self.options, self.ranks = options, ranks
-        path: Path | None = options.out and options.out / f"gpu_{name}_{ranks}.json"
+        device = getattr(options, "device", "cuda")
+        kind = "gpu" if device == "cuda" else device
+        path: Path | None = options.out and options.out / f"{kind}_{name}_{ranks}.json"
         self.report = Report(path, name)
-        self.report.note("machine", machine(ranks, threads=False, device="cuda"))
+        self.report.note("machine", machine(ranks, threads=False, device=device))
         if options.commit:
             self.report.note("commit", options.commit)
 
@@ -60,7 +62,7 @@ def begin(
     """Parse the command line; end the program where the machine lacks what the command needs.
 
     Args:
-        parser: with the command's own options.
+        parser: with the command's own options; where ``--device`` is one, CPU ranks need no GPU.
         argv: the command line.
         name: the command's module.
         torch: it needs torch.
@@ -71,8 +73,9 @@ def begin(
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
     add_out(parser)
     options = parser.parse_args(argv)
-    there = require(parser, gpus=options.ranks or 1, torch=torch)
-    return Run(options, options.ranks or there, name)
+    on_gpus = getattr(options, "device", "cuda") == "cuda"
+    there = require(parser, gpus=(options.ranks or 1) if on_gpus else 0, torch=torch)
+    return Run(options, options.ranks or there or 2, name)
 
 
 def slowest(messages: Sequence[Mapping[str, Any]], *figures: str) -> dict[str, Any]:

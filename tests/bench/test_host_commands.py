@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-from benchmarks.gpu import command, first_calls, host_calls
+from benchmarks.gpu import buckets, command, first_calls, host_calls
 from benchmarks.gpu.first_calls import KINDS, calls_of, given, wrong_of
 from benchmarks.gpu.host_calls import Kind
 from benchmarks.gpu.timer import host_us
@@ -138,3 +138,16 @@ def test_kinds_take_turns_and_warm_blocks_do_not_count():
     found = host_us(calls, partial(seen.append, "|"), blocks=2, repeats=2, warm=1)
     assert "".join(seen) == "|aa|bb" * 3 + "|"
     assert found.keys() == calls.keys() and all(us >= 0 for us in found.values())
+
+
+def test_buckets_have_a_line_a_group_and_a_state(ranks, capsys):
+    times = {"call_us": 20.04, "call_us_p5": 15.0, "future_us": 5.5, "future_us_p5": 4.0}
+    about = {"name": "ringcoll, group", "bytes": 4 * buckets.COUNT, "wrong": 0}
+    states = ("warm", "after a backward pass")
+    messages = [{**about, "state": state, **times} for state in states]
+    status, found, ((_, device, calls),) = ranks(buckets, messages)
+    assert (status, device, calls) == (0, "cuda", 80)
+    assert [(row["state"], row["call_us"]) for row in found["rows"]] == [(s, 20.04) for s in states]
+    shown = capsys.readouterr().out.splitlines()[1:3]
+    assert " ".join(shown[0].split()).endswith("call 20.0 ( 15.0) us future 5.5 ( 4.0) us")
+    assert "after a backward pass" in shown[1]

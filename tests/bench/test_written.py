@@ -15,6 +15,7 @@ import pytest
 from benchmarks import collectives, nodes, nodes_chain, peers, record, timing_model
 from benchmarks.gpu import (
     bars,
+    buckets,
     command,
     deterministic,
     first_calls,
@@ -139,6 +140,7 @@ BENCHMARKS = {
         "gpu_timing_model_2.json",
     ),
     "gpu.overlap": (lambda patch: no_ranks(patch, overlap), "gpu_overlap_2.json"),
+    "gpu.buckets": (lambda patch: no_ranks(patch, buckets, command), "gpu_buckets_2.json"),
     "gpu.first_calls": (
         lambda patch: no_ranks(patch, first_calls, command),
         "gpu_first_calls_2.json",

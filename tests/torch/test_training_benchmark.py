@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,20 @@ def test_nothing_is_written_without_a_place(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == [] and records() == before
     torch_calls.main(["--device", "cpu", "--out", "there"])
     assert (tmp_path / "there" / "torch_calls.json").is_file()
+
+
+def test_buckets_of_every_group_are_timed_and_compared(tmp_path):
+    words = ["--device", "cpu", "--calls", "4", "--out", str(tmp_path)]
+    found = run(tmp_path, "gpu.buckets", *words)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.splitlines()[-1] == "wrong elements: 0"
+    written = json.loads((tmp_path / "cpu_buckets_2.json").read_text())
+    rows = written["rows"]
+    names = ["Python, no communication", "gloo, backend alone", "gloo, group", "ringcoll, group"]
+    states = ["warm", "after a backward pass", "after 64 MiB were written"]
+    assert [(row["name"], row["state"]) for row in rows] == list(product(names, states))
+    assert all(row["call_us"] > 0 and row["future_us"] > 0 for row in rows)
+    assert written["errors"] == {} and written["machine"]["device"] == "cpu"
 
 
 @pytest.mark.parametrize("name", ["training", "torch_calls"])
