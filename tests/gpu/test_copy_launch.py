@@ -13,7 +13,7 @@ import pytest
 
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
 from ringcoll.executors.cuda.params import Addresses, Header, given_address
 from ringcoll.executors.cuda.signature import OFFSET_BITS, copied_buffers, signature_text
@@ -33,6 +33,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.made, self.capturing = 100, False
+        self.captured: set[int] = set()  # streams of an open capture
         self.destroyed: list[int] = []
         self.notes: list[tuple] = []
         self.streams: list[StreamPool] = []
@@ -66,8 +67,7 @@ class Notes:
     eventDestroy = streamDestroy
 
     def streamIsCapturing(self, stream):
-        assert stream == CALLER
-        return self.capturing
+        return self.capturing if stream == CALLER else stream in self.captured
 
     def eventRecord(self, event, stream):
         self.notes.append(("record", stream, event))
@@ -271,6 +271,25 @@ def test_a_capture_that_could_not_be_replayed_is_refused_before_anything_is_enqu
     with pytest.raises(ArgumentError, match=r"all_reduce on rank 0: engine='copy'.*captured"):
         launch.launch(CALLER)
     assert not cuda.notes
+
+
+def test_a_call_beside_an_open_capture_is_refused_before_anything_is_enqueued(cuda):
+    """Copies of an eager call on streams of a capture would end that capture by an error."""
+    launch = prepared(cuda, "all_reduce")
+    cuda.capturing = True
+    launch.launch(CALLER)
+    cuda.captured = {note[1] for note in cuda.notes} - {CALLER}
+    cuda.notes.clear()
+    launch.launch(CALLER)  # in the same capture
+    assert cuda.notes
+    cuda.notes.clear()
+    cuda.capturing = False
+    with pytest.raises(LaunchRefused, match=r"all_reduce on rank 0: .*end that capture first"):
+        launch.launch(CALLER)
+    assert not cuda.notes
+    cuda.captured = set()
+    launch.launch(CALLER)
+    assert cuda.notes
 
 
 def test_the_kernel_carries_every_rank_of_the_gpu(cuda):

@@ -16,7 +16,7 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on, on_own_stream, runtime
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
 from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate, gate_body
 from ringcoll.executors.cuda.copy_streams import place_on_streams
@@ -174,11 +174,19 @@ class CopyLaunch:
 
         Raises:
             ArgumentError: a graph is being captured that could not be replayed safely.
+            LaunchRefused: a graph is being captured, but not this call, which needs its streams.
 
         """
         streams = [stream, *(other for other, _ in self._others)]
         forked = True
-        if self._others and self._shared and self._capturing(stream):
+        captured = bool(self._others) and self._capturing(stream)
+        if self._others and not captured and self._capturing(streams[1]):
+            raise LaunchRefused(
+                f"{self._where}: another stream still captures an earlier call of this "
+                f"communicator by copy engines, and with it the streams of their copies; end that "
+                f"capture first"
+            )
+        if captured and self._shared:
             # A graph may run its branches in any order, and need not run them concurrently.
             if self._kernel is not None:
                 raise ArgumentError(

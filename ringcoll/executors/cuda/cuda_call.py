@@ -15,7 +15,8 @@ from ringcoll.tuner.choice import Choice, Limits
 class CudaCall:
     """A checked call of one rank and its launch, without a stream and without its arrays.
 
-    It serves all arrays of its shape in memory of one class; copy engines those of one address.
+    It serves all arrays of its shape in memory of one class; with ``engine="copy"`` those of one
+    address.
     """
 
     call: Call  # without arrays
