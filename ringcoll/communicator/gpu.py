@@ -284,6 +284,16 @@ class CudaState(RankState):
             self.cuda.mappings.update()
         return made
 
+    def memory(self) -> dict[str, int]:
+        """The bytes of device memory of this rank, and of its peers that it maps, by purpose."""
+        scratch, registry = self.cuda.copy_scratch, self.cuda.auto_register
+        return {
+            "workspace": self.cuda.memory.nbytes,
+            "copy engines": 0 if scratch is None else scratch.nbytes,
+            "symmetric": self.symmetric.nbytes,
+            "mapped": 0 if registry is None else sum(registry.mapped_bytes.values()),
+        }
+
     def explain(self, collective: str, nbytes: int) -> str:
         """What a call of ``nbytes`` runs, for which sizes that is chosen, and what others run."""
         return explain_gpu(collective, nbytes, self)

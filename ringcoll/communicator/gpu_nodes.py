@@ -262,6 +262,10 @@ class NodesState(RankState):
         ordinal = self.device.ordinal
         return device_array(array, argument="array", where=where, ordinal=ordinal)
 
+    def memory(self) -> dict[str, int]:
+        """The bytes of memory of this rank, by purpose; "host" is pinned."""
+        return {**self.inside.memory(), "host": self._host.shared_state.nbytes}
+
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm runs between the ranks' host memory, and how data get there."""
         return explain_across(self, collective, nbytes)

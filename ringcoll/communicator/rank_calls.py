@@ -237,6 +237,10 @@ class RankCalls(RankErrors):
     def _memory_of(self, array: object, where: str) -> Any:
         return flat(array, argument="array", where=where, writable=False)
 
+    def memory(self) -> dict[str, int]:
+        """The bytes of this rank's memory, by purpose."""
+        return {"workspace": self._host.shared_state.nbytes, "symmetric": self.symmetric.nbytes}
+
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` runs, and why."""
         return explain_cpu(collective, nbytes, self)

@@ -109,6 +109,11 @@ class SharedState:
         self.bytes: list[npt.NDArray[Any]] = [np.frombuffer(view, np.uint8) for view in views]
         self.times: list[Times] = [view[: self.records].cast("d") for view in views]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's part; pages that no call has used take no memory."""
+        return self._own.nbytes
+
     def need(self, nbytes: int) -> None:
         """Let this rank's SCRATCH be on huge pages once a call needs so much of it."""
         if nbytes > HUGE_SCRATCH and not self._huge:

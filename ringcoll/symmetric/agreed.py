@@ -68,6 +68,11 @@ class AgreedBlocks(ABC, Generic[P]):
         """The block, from 1, of this rank's memory, and the byte offset; None: not symmetric."""
         return self._table.lookup(address, nbytes)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's parts of arrays that the communicator has made."""
+        return sum(block.nbytes for block in self._table.blocks.values() if not block.registered)
+
     @abstractmethod
     def _whole(self, nbytes: int) -> int:
         """The size of a block for an array of ``nbytes``."""

@@ -30,6 +30,11 @@ class NodesMemory:
         """Grows whenever memory has come or gone."""
         return self._inside.changes
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's arrays."""
+        return self._inside.nbytes
+
     def empty(self, shape: Any, dtype: object, lacks: MachineError | None = None) -> Any:
         """A CuPy array; collective, the same bytes on all ranks.
 

@@ -6,6 +6,7 @@ import mmap
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import ringcoll
 
@@ -65,3 +66,22 @@ def test_kept_calls_keep_no_symmetric_memory():
         return resident() - before
 
     assert max(ringcoll.spawn(work, 2)) < turns * nbytes
+
+
+def test_a_rank_says_what_it_holds():
+    def work(comm):
+        before = comm.memory()
+        kept = comm.empty(1 << 20, "uint8")
+        held = comm.memory()
+        del kept
+        comm.empty(3 << 20, "uint8")  # a collective: others know by now what is free
+        return before, held
+
+    for before, held in ringcoll.spawn(work, RANKS):
+        assert before.keys() == held.keys() == {"workspace", "symmetric"}
+        assert before["workspace"] == held["workspace"] > 0
+        assert (before["symmetric"], held["symmetric"]) == (0, 1 << 20)
+    [comm] = ringcoll.init_all(1)
+    comm.close()
+    with pytest.raises(ringcoll.ClosedError):
+        comm.memory()

@@ -94,6 +94,9 @@ def test_the_fourth_use_runs_zero_copy(world, memory, devices):
         assert of(comm).mapped_address(*place(buffer)) == 0
         found = [reduced(comm, buffer, seed) for seed in range(5)]
         assert of(comm).mapped_address(*place(buffer)) != 0
+        held = comm.memory()
+        assert held["workspace"] > held["copy engines"] == held["symmetric"] == 0
+        assert held["mapped"] >= (comm.nranks - 1) * COUNT * 4
         return clear(found)
 
     assert together(world(devices), work) == [LATER] * len(devices)

@@ -77,6 +77,11 @@ class CopyScratch:
         return tuple(self._pointers[rank] for rank in range(self._fabric.nranks))
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's device memory."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    @property
     def in_use(self) -> bool:
         """Whether the last large call that was numbered uses it."""
         return 0 < self._from <= self._calls
