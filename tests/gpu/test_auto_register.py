@@ -405,6 +405,44 @@ def test_memory_that_is_freed_before_a_peer_has_looked_costs_nothing_else(alone,
     assert sum(alone.runtime.opened.values()) == 1
 
 
+def test_new_memory_at_a_place_that_is_still_mapped_is_mapped_after_that(
+    alone, memory, monkeypatch, caplog
+):
+    """CUDA refuses to open a handle whose place an old mapping holds; the log changes no more."""
+    (one, two), _ = alone.made(2)
+    plain, idle, tries = mapping.pointer_to, [False], []
+
+    def refusing(cuda, handles, rank, peer, *more):
+        tries.append(peer)
+        if alone.runtime.opened[handles[peer].pointer]:
+            raise ringcoll.MachineError("already mapped")
+        return plain(cuda, handles, rank, peer, *more)
+
+    monkeypatch.setattr(auto_register, "pointer_to", refusing)
+    monkeypatch.setattr(auto_register, "all_idle", lambda: idle[0])
+    old = memory.there[0]
+    assert one.register(old.start)
+    looks(two, one)
+    assert one.mapped_address(old.start, 8) != 0
+    memory.there[0] = replace(old, number=99)
+    assert one.register(old.start)
+    looks(two)
+    one._publish()
+    looks(two, one)
+    assert tries == [0] * 3
+    assert one.mapped_address(old.start, 8) == 0
+    assert caplog.text.count("already mapped") == 1
+    idle[0] = True
+    looks(two, two, one)
+    assert one.mapped_address(old.start, 8) != 0
+    # Where nothing runs the old mapping goes first.
+    memory.there[0] = replace(old, number=100)
+    assert one.register(old.start)
+    looks(two, one)
+    assert one.mapped_address(old.start, 8) != 0
+    assert sum(alone.runtime.opened.values()) == 1
+
+
 class Numbers:
     """A driver that knows the number of each allocation, but of none at 0."""
 

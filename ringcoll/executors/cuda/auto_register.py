@@ -119,6 +119,7 @@ class AutoRegister:
         self.mapped_bytes: dict[tuple[int, int], int] = {}
         """Of each allocation of a peer, by its rank and its slot."""
         self._stale: list[tuple[int, int]] = []
+        self._refused: dict[int, int] = {}  # by peer: its registration that could not be mapped
         self._writing: deque[tuple[Event, int, int]] = deque()
         failure: MachineError | None = None
         with ExitStack() as made:
@@ -282,8 +283,7 @@ class AutoRegister:
                 self._read_log(peer)
         if self._writing:
             self._acknowledge()
-        if self._stale and all_idle():
-            self._unmap()
+        self._unmap_if_idle()
         self._polls += 1
         if self._polls % _OFTEN == 0:
             self._find_freed(_OFTEN)
@@ -292,19 +292,21 @@ class AutoRegister:
         """Read a peer's log."""
         words = self._words[peer]
         self._agreed = min(self._words[other][_MAPPED + self._rank] for other in self._peers)
-        last = min(words[_COUNT], self._seen[peer] + MAX_REGISTRATIONS)
-        if last > self._seen[peer]:
-            self._memory_fence()
-            self._map(peer, last)
         freed = (key for key in self._mapped if key[0] == peer and words[self._freed + key[1]])
         self._stale += [key for key in freed if key not in self._stale]
         if self._stale:
             track_captures()
+            self._unmap_if_idle()  # first: new memory may lie where a freed mapping still does
+        last = min(words[_COUNT], self._seen[peer] + MAX_REGISTRATIONS)
+        if last > self._seen[peer]:
+            self._memory_fence()
+            self._map(peer, last)
 
     def _map(self, peer: int, last: int) -> None:
         """Map a peer's new registrations; a stream of their own writes their rows.
 
-        A failed mapping is tried again when the peer's log changes: the memory may be freed.
+        A failed mapping is tried again when the peer's log changes, since the memory may be freed,
+        and when memory of the peer is unmapped, which CUDA may refuse to map a second time.
         """
         with on(self._ordinal) as cuda, outside_capture():
             slot, words = 0, self._words[peer]
@@ -319,12 +321,14 @@ class AutoRegister:
                         self._map_one(cuda, peer, slot)
                     self._seen[peer] += 1
             except (MachineError, RuntimeError) as error:
-                self._mapped.pop((peer, slot), None)
-                _log.warning(
-                    "memory of rank %d cannot be mapped (%s); calls on it stay staged",
-                    peer,
-                    str(error),  # not the error, whose frames hold events
-                )
+                unmap(self._ordinal, self._mapped.pop((peer, slot), []))
+                if self._refused.get(peer) != self._seen[peer]:  # else it has been logged
+                    self._refused[peer] = self._seen[peer]
+                    _log.warning(
+                        "memory of rank %d cannot be mapped (%s); calls on it stay staged",
+                        peer,
+                        str(error),  # not the error, whose frames hold events
+                    )
             event = Event(self._ordinal, self._stream)
             self._writing.append((event, peer, self._seen[peer]))
             end = time.perf_counter() + _PATIENCE
@@ -354,6 +358,10 @@ class AutoRegister:
                 self._words[self._rank][_MAPPED + peer] = count
                 self._publish()
 
+    def _unmap_if_idle(self) -> None:
+        if self._stale and all_idle():
+            self._unmap()
+
     def _unmap(self) -> None:
         """Unmap freed memory: the owner freed it after all calls with it had ended."""
         with outside_capture():
@@ -361,6 +369,7 @@ class AutoRegister:
                 peer, slot = self._stale.pop()
                 unmap(self._ordinal, self._mapped.pop((peer, slot)))
                 self._count_unmapped(peer, slot)
+                self._versions[peer] = -1  # its log is read again
                 self.mapped_bytes.pop((peer, slot), None)
                 self._log_mapped("unmapped", peer)
 
