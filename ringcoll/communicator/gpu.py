@@ -205,10 +205,14 @@ class CudaState(RankState):
         given = input_[0], output[0], *hello
         if config.engine == "copy":
             return (given, self.symmetric.changes, large), given
+        registry = self.cuda.auto_register
         if large:
+            if registry is not None:
+                registry.poll()  # else what smaller calls have mapped would stay mapped
             return "large SCRATCH", given
         mapped = mapped_buffers(call, hello)
         if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
+            self.usable()  # in a fork all memory looks freed, which the log would tell the peers
             return None, (*given[:2], *self.cuda.counted_hello(input_, output, hello))
         if mapped:
             self.cuda.mappings.update()

@@ -238,6 +238,40 @@ def test_memory_that_cannot_be_registered_stays_staged(world, memory, monkeypatc
     assert all(wanted in line and "use comm.empty" in line for line in said)
 
 
+def test_a_forked_rank_marks_no_memory_as_freed(world, memory, monkeypatch):
+    """A fork has no CUDA, which would know its parent's allocations; the log is its parent's."""
+    comms = world([0, 1])
+    together(comms, lambda comm: [reduced(comm, placed(comm, memory), seed) for seed in range(2)])
+    buffer = placed(comms[0], memory)
+    assert of(comms[0]).register(buffer.array.pointer)
+    words = bytes(of(comms[0])._words[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(comms[0]._state, "inherited", True)
+        patch.setattr(auto_register, "number_of", lambda _at: 0)
+        for _ in range(16):
+            with pytest.raises(ringcoll.UsageError, match="fork"):
+                comms[0].all_reduce(buffer.array)
+    assert bytes(of(comms[0])._words[0]) == words
+
+
+def test_calls_by_copy_engines_look_at_the_logs(world, memory, monkeypatch):
+    """Else memory that smaller calls have had mapped would never be unmapped."""
+
+    def work(comm):
+        state, buffer = comm._state, placed(comm, memory)
+        found = [reduced(comm, buffer, seed) for seed in range(5)]
+        memory.free(buffer)
+        of(comm)._find_freed(1)
+        comm._state.fabric.allgather(b"", what="freed")
+        before = len(of(comm)._mapped)
+        monkeypatch.setattr(state, "_number_large", lambda *_: True)
+        for _ in range(2):
+            state.memory_class(None, state.config, (1 << 30, 1 << 26), (1 << 31, 1 << 26))
+        return clear(found), before, len(of(comm)._mapped)
+
+    assert together(world([0, 1]), work) == [(LATER, 1, 0)] * 2
+
+
 def test_what_peers_have_unmapped_makes_room(world, memory, monkeypatch, caplog):
     """Six allocations one after the other, where a log has room for two; what is mapped is said."""
     caplog.set_level(logging.DEBUG, "ringcoll")
