@@ -80,7 +80,7 @@ class Launch:
 
 
 class Fabric:
-    rank, nranks, timeout = 0, 2, 0.05
+    rank, nranks, timeout, threads, nodes = 0, 2, 0.05, False, ()
 
     def check(self):
         pass
@@ -96,9 +96,11 @@ def made(runtime, monkeypatch):
     loader: Any = Loader()
     kept: list[KernelLoading] = []
 
-    def make(ordinal=0, alone=True, nranks=2):
+    monkeypatch.setattr(loading, "cores", lambda: 8)
+
+    def make(ordinal=0, alone=True, nranks=2, **how):
         fabric: Any = Fabric()
-        fabric.nranks = nranks
+        vars(fabric).update(how, nranks=nranks)
         order = StreamOrder(ordinal, "rank 0")
         device: Any = SimpleNamespace(ordinal=ordinal, major=9, minor=0)
         found = KernelLoading(loader, device, fabric, order, alone=alone)
@@ -144,9 +146,32 @@ def test_where_a_kernel_is_compiled_so_are_those_of_likely_calls(made):
     assert "larger" not in found, "the own kernel is loaded"
     body = Body("next", ((1, 2, 3),), (0,), 0, 0)
     kernels.launch(body, Launch, 9.0, "reduce on rank 0", "reduce count=3", likely)
-    assert [text for text in found if text[0] != "#"] == ["own", "larger", "largest", "next"]
+    # One thread compiles in this order.
+    assert [text for text in found if text[0] != "#"] == ["own", "next", "larger", "largest"]
     assert not found["largest"].done() and found["next"].done(), "nothing waits for the others"
     assert made.loader.calls["largest"] == "another size than reduce count=3"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "likely"),
+    [
+        ({"nranks": 2}, True),
+        ({"nranks": 3}, False),
+        ({"nranks": 8, "threads": True}, True),
+        ({"nranks": 5, "nodes": (0, 0, 1, 1, 1)}, True),
+        ({"nranks": 5, "nodes": (0, 0, 0, 1, 1)}, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("compiler", [True, False])
+def test_likely_calls_need_four_cores_for_each_process_and_a_compiler(
+    made, ranks, likely, compiler
+):
+    kernels, _ = made.make(**ranks)
+    made.loader.stored = lambda text, _capability: text.startswith("#")
+    made.loader.compiler = compiler
+    kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0", others=lambda: ["larger"])
+    assert ("larger" in made.loader.compiling) == (likely and compiler)
 
 
 def test_beside_another_call_the_generic_kernel_runs_until_that_has_ended(made):

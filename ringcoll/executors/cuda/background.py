@@ -20,6 +20,11 @@ from ringcoll.fabric.thread import OURS
 _MOST = 8  # threads; NVRTC needs a core for each, and nothing else
 
 
+def cores() -> int:
+    """The cores on which this process may run."""
+    return len(os.sched_getaffinity(0))
+
+
 class Compilers:
     """Threads that compile; :meth:`rest` ends them, and the next :meth:`submit` begins anew."""
 
@@ -40,7 +45,7 @@ class Compilers:
                 self._process = os.getpid()
                 atexit.register(self._end, self._process)
             self._resting = self._ended
-            most = min(_MOST, len(os.sched_getaffinity(0)))
+            most = min(_MOST, cores())
             if self._idle <= len(self._queue) and len(self._threads) < most:
                 thread = Thread(target=self._run, name=f"{OURS}nvrtc", daemon=True)
                 thread.start()

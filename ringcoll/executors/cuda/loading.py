@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import waiting_ends_capture
 from ringcoll.errors import DeadlineError, LaunchRefused, MachineError
+from ringcoll.executors.cuda.background import cores
 from ringcoll.executors.cuda.compile import advice
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_body, generic_texts
@@ -36,6 +37,10 @@ _log = logging.getLogger("ringcoll")
 _open: weakref.WeakSet[KernelLoading] = weakref.WeakSet()
 _pending: weakref.WeakSet[GenericLaunch] = weakref.WeakSet()
 _lock = Lock()  # held to change and to list either
+
+_CORES = 4
+"""For each process of the host: with fewer, kernels of other sizes than a call's would slow down
+the one that it waits for."""
 
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
 
@@ -62,6 +67,7 @@ class KernelLoading:
         """``alone``: no other rank of the communicator shares the device and the launches."""
         self.loader, self.device, self._fabric, self.order = loader, device, fabric, order
         self.capability = device.major, device.minor
+        self._spare = cores() >= _CORES * _processes(fabric)
         self._texts: tuple[str, ...] = ()
         if loader.generic and alone:
             nranks = fabric.nranks
@@ -140,7 +146,8 @@ class KernelLoading:
         are those of the ``others``, calls of its kind that are likely to follow, meanwhile.
         """
         why, call = "", call or where
-        if others is not None and not (self._has(body.text) or self._stored(body.text)):
+        if others is not None and self._spare and self._compiles(body.text):
+            self.loader.compile_ahead(body.text, self.capability, call)  # before the others
             for other in others():
                 self.loader.compile_ahead(other, self.capability, f"another size than {call}")
         if self._texts and not self._has(body.text):
@@ -205,6 +212,10 @@ class KernelLoading:
         call = f"init of a communicator of {self._fabric.nranks} ranks"
         return self.loader.compile_ahead(text, self.capability, call)
 
+    def _compiles(self, text: str) -> bool:
+        """Whether a kernel must be compiled, and can be."""
+        return not (self._has(text) or self._stored(text)) and self._available(text)
+
     def _compiled(self, text: str) -> bool:
         found = self.loader.compile_ahead(text, self.capability)
         return found.done() and not found.cancelled() and found.exception() is None
@@ -259,6 +270,14 @@ class GenericLaunch:
             self._loading.order.watch(marking=False)
             with _lock:
                 _pending.discard(self)
+
+
+def _processes(fabric: Fabric) -> int:
+    """How many processes of this host have ranks of a communicator."""
+    if fabric.threads:
+        return 1
+    nodes = fabric.nodes
+    return nodes.count(nodes[fabric.rank]) if nodes else fabric.nranks
 
 
 @cache
