@@ -144,6 +144,18 @@ def work(link: Link, cache: str, package: bool, settle: float) -> None:
     comm.close()
 
 
+def source(text: str) -> str:
+    """A source of kernels; the package must have some."""
+    from ringcoll.executors.cuda.shipped import FOLDER
+
+    if text == "package" and not list(FOLDER.glob("sm_*.json")):
+        command = f"python -m ringcoll kernels sm_90 --ranks 2 --out {FOLDER}"
+        raise argparse.ArgumentTypeError(
+            f"{FOLDER} holds no kernels; compile those of your GPU: {command}"
+        )
+    return text
+
+
 def measure(run: Run, kernels: str, cache: str, settle: float, *, kept: bool = True) -> None:
     """Make the first calls with new processes; what fills a cache alone is not kept."""
 
@@ -177,18 +189,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--kernels",
         nargs="+",
+        type=source,
         choices=KERNELS,
         default=("cold", "warm"),
         help="where they come from (default: cold warm)",
     )
     run = begin(parser, argv, "first_calls")
     wanted_kernels = run.options.kernels
-    if "package" in wanted_kernels:
-        from ringcoll.executors.cuda.shipped import FOLDER
-
-        if not list(FOLDER.glob("sm_*.json")):
-            command = f"python -m ringcoll kernels sm_90 --ranks {run.ranks} --out {FOLDER}"
-            parser.error(f"{FOLDER} holds no kernels; compile those of your GPU: {command}")
     with tempfile.TemporaryDirectory(prefix="ringcoll-kernels-") as cache:
         if {"cold", "warm"} & set(wanted_kernels):
             settle = SETTLE if "warm" in wanted_kernels else 0.0

@@ -89,6 +89,7 @@ def test_kernels_of_the_package_must_be_there(ranks, monkeypatch, tmp_path, caps
     with pytest.raises(SystemExit, match="2"):
         ranks(first_calls, FIRST, "--kernels", "package")
     assert "python -m ringcoll kernels sm_90 --ranks 2 --out" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "compiled").mkdir()
     (tmp_path / "compiled" / "sm_90.json").touch()
     _, found, parts = ranks(first_calls, FIRST, "--kernels", "package")
