@@ -48,15 +48,20 @@ def keep(
 ) -> Exchange:
     """What is kept of calls on two numpy arrays that share no memory."""
     kept = [
-        (call.on(None, None), _piece(call.send, buffers), _piece(call.recv, buffers))
+        (
+            call.on(None, None),
+            _piece(call.send, buffers, (0, 1)),
+            _piece(call.recv, buffers, (1, 0)),
+        )
         for call in calls
     ]
     return Exchange(kept, timeout, later)
 
 
-def _piece(array: Any, buffers: Sequence[Any]) -> _Piece:
+def _piece(array: Any, buffers: Sequence[Any], order: Sequence[int]) -> _Piece:
     start = start_of(array)
-    for number, buffer in enumerate(buffers):
+    for number in order:  # an empty array, which lies nowhere, is of the first
+        buffer = buffers[number]
         if array is None or buffer is None:
             continue
         at = start - address_of(buffer) if start else 0

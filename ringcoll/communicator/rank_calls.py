@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
+from inspect import GEN_CLOSED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any, NoReturn
 
 from ringcoll.arguments.buffers import flat
@@ -172,29 +172,41 @@ class RankCalls(RankErrors):
         return self._worker
 
     def go_on(self, call: LaterCall) -> None:
-        """Run an asynchronous call to its end, unless a signal's exception ends a wait of it."""
-        task, host, call.left = call.task, self._host, False
-        if getgeneratorstate(task) == GEN_RUNNING:
-            call.left = True
-            raise UsageError(
-                f"{self}: a signal's handler waits for the asynchronous call that the signal has "
-                f"interrupted; wait after the handler has returned"
-            )
-        with self.lock:
-            self.usable()
-            if self.progress is not None:
-                self.progress.raise_unseen()
+        """Run an asynchronous call to its end, unless a signal's exception ends a wait of it.
+
+        A signal's handler that waits or closes may end the call inside of this.
+        """
+        task, host = call.task, self._host
+        with self.lock:  # another thread may run the task in its own call's enter()
+            if getgeneratorstate(task) == GEN_RUNNING:
+                raise UsageError(
+                    f"{self}: a signal's handler waits for the asynchronous call that the signal "
+                    f"has interrupted; wait after the handler has returned"
+                )
+            try:
+                self.usable()
+                if self.progress is not None:
+                    self.progress.raise_unseen()
+            except Error:
+                call.ended = True
+                raise
             host.left = None
             try:
                 self.fabric.check()
                 drive([task], host.idle)
+                call.ended = True
             except BaseException as error:
-                if getgeneratorstate(task) != GEN_CLOSED and not isinstance(
+                if call.ended:  # by a handler, which may have released the memory waited for
+                    if self.closed and isinstance(error, (Error, ValueError)):
+                        return
+                    raise
+                state = getgeneratorstate(task)
+                if state != GEN_CLOSED and not isinstance(
                     error, (Error, MemoryError, RecursionError)
                 ):
-                    host.left, call.left = task, True
+                    host.left = task if state == GEN_SUSPENDED else None
                     raise
-                limit = more_frames(error)
+                call.ended, limit = True, more_frames(error)
                 try:
                     self.raise_settled(error)
                 finally:

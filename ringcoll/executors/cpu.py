@@ -129,9 +129,7 @@ class CpuExecutor(CallEntries):
 
     def run(self, prepared: CpuCall, given: Given | None = None) -> None:
         """The whole call of this rank, on the arrays at these addresses."""
-        if given is not None and given != prepared.given:
-            prepared.move_to(given)
-        active = self.enter(prepared)
+        active = self.enter(prepared, given)
         bound = self.bind(active)
         if len(bound.lanes) == 1 and not bound.messages:
             lane, base, fabric = bound.lanes[0], active.epoch << 32, self.fabric
@@ -147,10 +145,8 @@ class CpuExecutor(CallEntries):
     def task(self, calls: Sequence[LaunchRequest]) -> Task:
         """Several calls of this rank, one after the other, beside those of others in a group."""
         for request in calls:
-            prepared, given = request.prepared, request.addresses
-            if given is not None and given != prepared.given:
-                prepared.move_to(given)
-            active = self.enter(prepared)
+            prepared = request.prepared
+            active = self.enter(prepared, request.addresses)
             for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
                 while self.known < epoch and not self._all_entered(epoch):
                     yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
@@ -162,11 +158,13 @@ class CpuExecutor(CallEntries):
                 yield from steps(self.lanes(active))
             self.finish(active)
 
-    def enter(self, prepared: CpuCall) -> ActiveCall:
-        """Publish this rank's hello without waiting."""
+    def enter(self, prepared: CpuCall, given: Given | None = None) -> ActiveCall:
+        """Publish this rank's hello, on arrays at these addresses, without waiting."""
         if self.left is not None:
             left, self.left = self.left, None
-            drive([left], self.idle)
+            drive([left], self.idle)  # first: it may be of the same prepared call
+        if given is not None and given != prepared.given:
+            prepared.move_to(given)
         if prepared.agrees and prepared.changes != self.symmetric.changes:
             self._refresh_mappings(prepared)
         epoch, number = self.epoch + 1, prepared.hello.record

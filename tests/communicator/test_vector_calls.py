@@ -255,3 +255,19 @@ def test_counts_in_place_of_recvbuf_show_the_order_of_the_arguments(name):
             call(x, [1], [2], [2]) if name == "all_to_all_v" else call(x, [2], x)
 
     ringcoll.spawn(work, 1)
+
+
+def test_a_segment_without_elements_is_not_written_on_the_next_call_either():
+    """What is sent may be read-only, and a rank may keep nothing for itself."""
+
+    def work(comm):
+        sent, received = np.arange(3), []
+        sent.flags.writeable = False
+        counts = [0, 3] if comm.rank == 0 else [3, 0]
+        for _ in range(3):
+            out = np.zeros(3, int)
+            comm.all_to_all_v(sent, counts, out, counts)
+            received += out.tolist()
+        return received
+
+    assert ringcoll.spawn(work, 2) == [[0, 1, 2] * 3] * 2

@@ -160,13 +160,12 @@ class Stepwise(PatientCall):
         self.gate, self.signal, self.ended_on = gate, signal, None
 
     def __call__(self):
-        self.left = False
         if self.signal is not None:
-            signal, self.signal, self.left = self.signal, None, True
+            signal, self.signal = self.signal, None
             raise signal
         if self.gate is not None:
             self.gate.wait()
-        self.ended_on = threading.current_thread()
+        self.ended_on, self.ended = threading.current_thread(), True
 
 
 def test_a_thread_that_waits_runs_patient_calls_in_their_order(worker):
@@ -233,3 +232,52 @@ def test_two_threads_that_wait_get_all_calls_run(worker):
         assert first.ended_on is not None
         assert second.ended_on is not None
         assert not worker.is_busy()
+
+
+class Interrupted(PatientCall):
+    """A call in which a signal's handler does something, and then raises."""
+
+    def __init__(self, handler, error=None):
+        self.handler, self.error = handler, error
+
+    def __call__(self):
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler()
+        if self.error is not None and handler is not None:
+            raise self.error
+        self.ended = True
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+@pytest.mark.parametrize("how", ["wait", "close"])
+def test_a_signals_handler_may_end_the_call_that_it_has_interrupted(how, error):
+    worker = Worker("rank 3")
+    works: list[Work] = []
+    handler = worker.close if how == "close" else lambda: works[1].wait()
+    with worker._turn:  # so that this thread runs the calls
+        works += [worker.submit_patient(Interrupted(handler, error))]
+        works += [worker.submit_patient(Stepwise())]
+        if error is None:
+            works[0].wait()
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                works[0].wait()
+        assert works[0].done()
+        assert works[0].exception() is None
+        assert works[1].done()
+    assert isinstance(works[1].exception(), ClosedError) == (how == "close")
+    assert worker.close(timeout=60)
+
+
+def test_the_end_of_a_call_may_free_what_closes_the_worker():
+    """A communicator that only its call keeps alive: a finalizer closes the worker."""
+    worker = Worker("rank 3")
+    call = Stepwise()
+    weakref.finalize(call, worker.close, 0)
+    with worker._turn:
+        work = worker.submit_patient(call)
+        del call
+        work.wait()
+        assert work.exception() is None
+    assert worker.close(timeout=60)

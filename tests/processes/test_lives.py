@@ -33,6 +33,18 @@ def test_a_fork_may_not_use_a_busy_communicator_and_the_rank_goes_on(ranks):
     assert all(error.startswith("ClosedError: rank 0: this process was forked") for error in said)
 
 
+def test_signals_in_waits_for_asynchronous_calls_end_no_call(ranks):
+    outcome = ranks("lives", 2, "handled")
+    assert outcome.statuses == [0, 0]
+    own, other = outcome.verdicts[0], outcome.verdicts[1]
+    assert own["stopped"] == "of the handler"
+    assert own["then"] == own["closed"] == "no error"
+    assert own["refused"].startswith("ClosedError: ringcoll rank 0: closed before this call")
+    for seen in (own, other):
+        assert (seen["sum"], seen["max"], seen["last"]) == (2, 1, 4)
+        assert (seen["dropped"], seen["of the dropped"]) == ("no error", 2)
+
+
 def test_close_lets_go_of_all_memory(ranks):
     outcome = ranks("lives", 2, "close_lets_go")
     assert outcome.statuses == [0, 0]

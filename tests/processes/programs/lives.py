@@ -3,12 +3,16 @@
 import gc
 import logging
 import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+import ringcoll
 from ringcoll.communicator import rank
 from tests.processes.programs.setting import (
     LARGE,
@@ -143,6 +147,61 @@ def close_lets_go() -> dict:
         del array, arrays
         comm.close()
         seen[name] = [error, held()[2]]
+    return seen
+
+
+def handled() -> dict:
+    """Signals in waits for asynchronous calls, which rank 1 makes when it hears of the signal."""
+
+    def hears() -> None:
+        comm.send(numbers(), 1) if comm.rank == 0 else comm.recv(numbers(), 0)
+
+    def wait_signalled(handler: Callable[[], None], work: ringcoll.Work) -> str:
+        signal.signal(signal.SIGALRM, lambda *_: handler())
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            return error_of(work.wait)
+        except TimeoutError as error:
+            return str(error)
+
+    def stop() -> None:
+        raise TimeoutError("of the handler")
+
+    def close() -> None:
+        hears()
+        child.close()
+
+    comm = begin()
+    first, second = np.ones(3), np.ones(3)
+    seen: dict = {}
+    child = again(comm)
+    if comm.rank == 0:  # another thread's call holds the communicator
+        thread = threading.Thread(target=child.all_reduce, args=(first,))
+        thread.start()
+        while child._state.executor.running is None:
+            time.sleep(0.001)
+        work = child.all_reduce(second, op="max", async_op=True)
+        seen["stopped"] = wait_signalled(stop, work)
+        hears()
+        thread.join()
+        seen["then"] = error_of(work.wait)
+    else:
+        hears()
+        child.all_reduce(first)
+        child.all_reduce(second, op="max")
+    seen["sum"], seen["max"] = float(first[0]), float(second[0])
+    if comm.rank == 0:  # a handler that closes
+        works = [child.all_reduce(first, async_op=True) for _ in range(2)]
+        seen["closed"] = wait_signalled(close, works[0])
+        seen["refused"] = error_of(works[1].wait)
+    else:
+        hears()
+        child.all_reduce(first)
+        child.abort()
+    seen["last"] = float(first[0])
+    work = again(comm).all_reduce(second, async_op=True)  # its communicator is dropped
+    seen["dropped"] = error_of(work.wait)
+    seen["of the dropped"] = float(second[0])
     return seen
 
 
