@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from ringcoll.errors import MachineError
 from ringcoll.host.limits import start
 
-PATIENCE = 5e-4
-"""Seconds for which the thread leaves a small message to a thread that waits for it."""
+DEFER_SECONDS = 5e-4
+"""Seconds for which a small message or collective is left to a thread that waits for it."""
 
-PATIENT_BYTES = 64 << 10
-"""From so many bytes on the thread is woken for a message, whoever waits for it."""
+DEFER_BYTES = 64 << 10
+"""From so many bytes on the thread is woken at once, whoever waits."""
 
 NAPS = 20
 """Naps of that length with nothing under way, after which the thread sleeps until it is woken."""
@@ -63,7 +63,7 @@ class MessageThread(ABC):
                 self._foreground -= 1
             if self.is_busy():
                 if self._due:
-                    self._due = max(self._due, time.monotonic() + PATIENCE)
+                    self._due = max(self._due, time.monotonic() + DEFER_SECONDS)
                 self.notify()
                 with contextlib.suppress(MachineError):  # without it they move while a call waits
                     self._wake()
@@ -100,7 +100,7 @@ class MessageThread(ABC):
         naps = 0
         with self._changed:
             while not self._closed:
-                left = PATIENCE
+                left = DEFER_SECONDS
                 if not self._stop():
                     naps, left = 0, self._due - time.monotonic()
                     if left <= 0:

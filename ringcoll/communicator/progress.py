@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
-from ringcoll.communicator.message_thread import PATIENCE, PATIENT_BYTES, MessageThread
+from ringcoll.communicator.message_thread import DEFER_BYTES, DEFER_SECONDS, MessageThread
 from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.errors import (
     AbortedError,
@@ -165,10 +165,10 @@ class Progress(MessageThread):
                 self._queues.setdefault(key, deque()).append(message)
             else:
                 self._held.append(message)
-        if self.fabric.threads or sum(h.call.nbytes for h in left) >= PATIENT_BYTES:
+        if self.fabric.threads or sum(h.call.nbytes for h in left) >= DEFER_BYTES:
             self._due = 0.0
         elif not self._pending:
-            self._due = time.monotonic() + PATIENCE
+            self._due = time.monotonic() + DEFER_SECONDS
         self._pending += len(left)
         self._match()
         self._settle()

@@ -14,11 +14,11 @@ from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explain_cpu, format_choice
 from ringcoll.communicator.failures import more_frames, settle
-from ringcoll.communicator.message_thread import PATIENT_BYTES
+from ringcoll.communicator.message_thread import DEFER_BYTES
 from ringcoll.communicator.rank_errors import RankErrors
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work
-from ringcoll.communicator.worker import PatientCall, Worker
+from ringcoll.communicator.worker import DeferredCall, Worker
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error, UsageError
 from ringcoll.executors.binding import TraceEntry
@@ -155,11 +155,11 @@ class RankCalls(RankErrors):
     ) -> Work:
         """Run a prepared call on a thread that waits for it, or on the worker."""
         worker = self._ready_worker()
-        call, name = LaterCall(self, prepared, given, alive), prepared.shown
+        call, name = AsyncCollective(self, prepared, given, alive), prepared.shown
         fabric = self.fabric
-        if fabric.threads or fabric.nodes or prepared.call.nbytes >= PATIENT_BYTES:
+        if fabric.threads or fabric.nodes or prepared.call.nbytes >= DEFER_BYTES:
             return worker.submit(call, alive, name)
-        return worker.submit_patient(call, alive, name)
+        return worker.submit_deferred(call, alive, name)
 
     def _ready_worker(self) -> Worker:
         self.usable()
@@ -171,7 +171,7 @@ class RankCalls(RankErrors):
             weakref.finalize(self, self._worker.close, 0).atexit = False
         return self._worker
 
-    def go_on(self, call: LaterCall) -> None:
+    def go_on(self, call: AsyncCollective) -> None:
         """Run an asynchronous call to its end, unless a signal's exception ends a wait of it.
 
         A signal's handler that waits or closes may end the call inside of this.
@@ -258,7 +258,7 @@ class RankCalls(RankErrors):
         return explain_cpu(collective, nbytes, self)
 
 
-class LaterCall(PatientCall):
+class AsyncCollective(DeferredCall):
     """A collective with ``async_op``, with the arrays that it keeps alive."""
 
     def __init__(

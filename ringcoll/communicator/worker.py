@@ -10,15 +10,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ringcoll.communicator.message_thread import NAPS, PATIENCE
+from ringcoll.communicator.message_thread import DEFER_SECONDS, NAPS
 from ringcoll.communicator.work import Latch, Work
 from ringcoll.errors import ClosedError
 
 _log = logging.getLogger("ringcoll")
 
 
-class PatientCall(ABC):
-    """A call that any thread may run, and another go on with when an exception ends a wait."""
+class DeferredCall(ABC):
+    """A call that the thread that waits for it runs, as of C++'s ``std::launch::deferred``.
+
+    Another thread goes on with it where a signal's exception has ended a wait inside.
+    """
 
     ended = False
     """Whether the call has ended; an exception that leaves it before has ended a wait in it."""
@@ -28,15 +31,15 @@ class PatientCall(ABC):
         """Run the call, or go on with it."""
 
 
-class PatientWork(Work):
-    """The work of a :class:`PatientCall`: a thread that waits runs it and those before it."""
+class DeferredWork(Work):
+    """The work of a :class:`DeferredCall`: a thread that waits runs it and those before it."""
 
     def __init__(self, call: str, worker: Worker) -> None:
         super().__init__(call)
         self._worker = worker
 
     def _await(self, timeout: float | None) -> bool:
-        self._worker.wait(self._finished, patient=timeout is None)
+        self._worker.wait(self._finished, run=timeout is None)
         return self._finished.wait(timeout)
 
 
@@ -50,7 +53,7 @@ class Worker:
     A call and its wait take two hand-overs between threads, each with a wake-up by the system and
     one by the interpreter's lock. Both together take 5 to 15 µs by a lock on two cores of an EPYC,
     12 to 25 by a condition and an event, and 60 to 80 where the worker spins, for it then has the
-    interpreter's lock when the caller needs it. So a :class:`PatientCall` is left to the threads
+    interpreter's lock when the caller needs it. So a :class:`DeferredCall` is left to the threads
     that wait for it, for half a millisecond: the worker, which naps while there are some now and
     then, need not be woken.
     """
@@ -79,11 +82,11 @@ class Worker:
         self.hurry()
         return work
 
-    def submit_patient(self, call: PatientCall, alive: object = None, name: str = "") -> Work:
+    def submit_deferred(self, call: DeferredCall, alive: object = None, name: str = "") -> Work:
         """The same, but a thread that waits for the call may run it."""
-        work = PatientWork(name, self)
+        work = DeferredWork(name, self)
         if not self.is_busy():
-            self._due = time.monotonic() + PATIENCE
+            self._due = time.monotonic() + DEFER_SECONDS
         self._put([work, call, alive])
         if self._asleep:
             self._ring()
@@ -122,14 +125,14 @@ class Worker:
         """Whether calls are left to run."""
         return not self._last.is_set()
 
-    def wait(self, until: Latch, *, patient: bool = True) -> None:
-        """Run patient calls here until ``until`` is set, or let the worker run the next now.
+    def wait(self, until: Latch, *, run: bool = True) -> None:
+        """Run deferred calls here until ``until`` is set, or let the worker run the next now.
 
-        Unless ``patient`` this returns at once.
+        Unless ``run`` this returns at once.
         """
-        while patient and not until.is_set() and self._turn.acquire(blocking=False):
+        while run and not until.is_set() and self._turn.acquire(blocking=False):
             try:
-                patient = self._run_next()
+                run = self._run_next()
             finally:
                 self._turn.release()
                 if self._items and (self._asleep or not self._due):
@@ -184,7 +187,7 @@ class Worker:
     def _serve(self) -> None:
         naps = 0
         while self._items or not self._closed:
-            left = PATIENCE
+            left = DEFER_SECONDS
             if self._items:
                 left = self._due - time.monotonic()
                 if left > 0:
@@ -197,7 +200,7 @@ class Worker:
                         self._turn.release()
                     continue
                 else:
-                    left = PATIENCE
+                    left = DEFER_SECONDS
             if naps == NAPS and not self._asleep:
                 self._asleep = True  # before the last look at what there is to run
                 continue
@@ -216,7 +219,7 @@ class Worker:
                 return False
             item = self._items[0]
             own = self.is_current()
-            if not own and len(item) > 1 and not isinstance(item[1], PatientCall):
+            if not own and len(item) > 1 and not isinstance(item[1], DeferredCall):
                 return False
             self._begun = item
         work: Work = item[0]

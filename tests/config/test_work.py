@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from ringcoll.communicator.work import Work
-from ringcoll.communicator.worker import PatientCall, Worker
+from ringcoll.communicator.worker import DeferredCall, Worker
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError, UsageError
 
 
@@ -153,7 +153,7 @@ def test_a_wait_inside_the_group_that_collects_the_call_is_refused():
     work.wait()
 
 
-class Stepwise(PatientCall):
+class Stepwise(DeferredCall):
     """Waits on ``gate`` where it is run, and notes the thread that has ended it."""
 
     def __init__(self, gate=None, signal=None):
@@ -168,18 +168,18 @@ class Stepwise(PatientCall):
         self.ended_on, self.ended = threading.current_thread(), True
 
 
-def test_a_thread_that_waits_runs_patient_calls_in_their_order(worker):
+def test_a_thread_that_waits_runs_deferred_calls_in_their_order(worker):
     calls = [Stepwise() for _ in range(5)]
-    works = [worker.submit_patient(call) for call in calls]
+    works = [worker.submit_deferred(call) for call in calls]
     works[-1].wait()
     assert all(work.done() for work in works)
     assert calls[-1].ended_on in (threading.current_thread(), worker._thread)
 
 
-def test_the_worker_runs_a_patient_call_that_nobody_waits_for(worker):
+def test_the_worker_runs_a_deferred_call_that_nobody_waits_for(worker):
     for _ in range(30):  # from its naps and from its sleep
         call = Stepwise()
-        work = worker.submit_patient(call)
+        work = worker.submit_deferred(call)
         while not work.done():
             pass
         assert call.ended_on is worker._thread
@@ -189,7 +189,7 @@ def test_a_thread_that_waits_leaves_other_calls_to_the_worker(worker):
     seen = []
     worker.submit(lambda: seen.append(worker.is_current()))
     call = Stepwise()
-    worker.submit_patient(call).wait()
+    worker.submit_deferred(call).wait()
     assert seen == [True]
     assert call.ended_on is not None
 
@@ -199,7 +199,7 @@ def test_what_a_signal_has_left_goes_on_without_the_thread_that_waited():
     for how in ("worker", "wait", "drain", "close"):
         call = Stepwise(signal=KeyboardInterrupt())
         with worker._turn:  # so that the worker does not run it first
-            work = worker.submit_patient(call)
+            work = worker.submit_deferred(call)
             with pytest.raises(KeyboardInterrupt):
                 work.wait()
             assert not work.done()
@@ -222,7 +222,7 @@ def test_two_threads_that_wait_get_all_calls_run(worker):
     for _ in range(50):
         gate = threading.Event()
         first, second = Stepwise(gate), Stepwise()
-        works = [worker.submit_patient(first), worker.submit_patient(second)]
+        works = [worker.submit_deferred(first), worker.submit_deferred(second)]
         threads = [threading.Thread(target=work.wait) for work in works]
         for thread in threads:
             thread.start()
@@ -234,7 +234,7 @@ def test_two_threads_that_wait_get_all_calls_run(worker):
         assert not worker.is_busy()
 
 
-class Interrupted(PatientCall):
+class Interrupted(DeferredCall):
     """A call in which a signal's handler does something, and then raises."""
 
     def __init__(self, handler, error=None):
@@ -256,8 +256,8 @@ def test_a_signals_handler_may_end_the_call_that_it_has_interrupted(how, error):
     works: list[Work] = []
     handler = worker.close if how == "close" else lambda: works[1].wait()
     with worker._turn:  # so that this thread runs the calls
-        works += [worker.submit_patient(Interrupted(handler, error))]
-        works += [worker.submit_patient(Stepwise())]
+        works += [worker.submit_deferred(Interrupted(handler, error))]
+        works += [worker.submit_deferred(Stepwise())]
         if error is None:
             works[0].wait()
         else:
@@ -276,7 +276,7 @@ def test_the_end_of_a_call_may_free_what_closes_the_worker():
     call = Stepwise()
     weakref.finalize(call, worker.close, 0)
     with worker._turn:
-        work = worker.submit_patient(call)
+        work = worker.submit_deferred(call)
         del call
         work.wait()
         assert work.exception() is None
