@@ -193,7 +193,7 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
             compared.update([launch.protocol, "mapped"] if launch.mapped else [launch.protocol])
             compared.update(["direct"] if direct else [])
     assert compared.total() > 1000
-    assert {"LL", "LL128", "Simple", "mapped"} <= {*compared}
+    assert {"LL", "LL128", "Simple", "mapped", "direct"} <= {*compared}
 
 
 @pytest.mark.parametrize(

@@ -348,6 +348,18 @@ def test_nothing_is_registered_while_a_stream_is_captured(world, memory, monkeyp
     assert counted(1) == {1}
 
 
+def test_a_captured_call_is_noted_while_another_thread_polls(world, memory, monkeypatch):
+    """Else what its graph uses would be unmapped when nothing else runs."""
+    [comm, other] = world([0, 1])
+    together([comm, other], lambda comm: reduced(comm, placed(comm, memory), 0))
+    monkeypatch.setattr("tests.gpu.fake_gpus.Gpus.streamIsCapturing", lambda *_: True)
+    for each in (comm, other):
+        assert not each._state.cuda.stream_order._replayed
+        with of(each)._polling:
+            of(each).poll()
+        assert each._state.cuda.stream_order._replayed
+
+
 def test_nothing_of_small_calls_is_counted(world, memory, monkeypatch):
     """Nor of lines, of calls with a root, of scans and copies."""
     comms = world([0, 1], protocol=None, debug=None)

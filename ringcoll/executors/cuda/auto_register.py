@@ -267,6 +267,7 @@ class AutoRegister:
 
     def poll(self) -> None:
         """Map new registrations of peers and read their acknowledgements; waits for no rank."""
+        self._captured = self._capturing()  # not under the lock: it also notes a captured call
         if self._polling.acquire(blocking=False):
             try:
                 self._poll()
@@ -274,7 +275,6 @@ class AutoRegister:
                 self._polling.release()
 
     def _poll(self) -> None:
-        self._captured = self._capturing()
         for peer in self._peers:
             version = self._words[peer][_VERSION]
             if version != self._versions[peer]:
