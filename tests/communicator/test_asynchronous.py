@@ -17,6 +17,8 @@ import ringcoll
 from ringcoll import ClosedError, DeadlineError, MismatchError
 from ringcoll.communicator.work import Latch
 from ringcoll.communicator.worker import Worker
+from ringcoll.executors.contract import LaunchRequest
+from ringcoll.views import start_of
 
 
 def test_calls_keep_the_order_in_which_they_were_made():
@@ -356,3 +358,30 @@ def test_a_call_that_could_not_be_queued_is_not_waited_for(monkeypatch):
     worker.drain()
     worker.submit(lambda: None).wait(30)
     assert worker.close()
+
+
+def test_an_interrupted_call_keeps_its_arrays_when_another_call_ends_it():
+    """Both are of one shape, and the first was left before its rows had arrays."""
+    begun = threading.Event()
+
+    def work(comm):
+        x, y, z = np.full(3, comm.rank + 1.0), np.full(3, comm.rank + 5.0), np.zeros(3)
+        comm.all_reduce(z)
+        comm.all_reduce(z)  # both halves have rows
+        if comm.rank == 0:
+            host = comm._state._host
+            (kept,) = comm._engine.calls._checked.values()
+            given = (start_of(x), start_of(x), 0, 0)
+            comm.broadcast(z, root=0)  # ends before the other rank has come
+            task = host.task([LaunchRequest(kept.any_class, addresses=given)])
+            assert next(task, None) is not None
+            host.left = task
+            begun.set()
+        else:
+            assert begun.wait(30)
+            comm.broadcast(z, root=0)
+            comm.all_reduce(x)
+        comm.all_reduce(y)
+        return x.tolist(), y.tolist()
+
+    assert ringcoll.spawn(work, 2) == [([3.0] * 3, [11.0] * 3)] * 2
