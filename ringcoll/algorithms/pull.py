@@ -27,7 +27,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
                 peer = (rank + d) % n
                 yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
         for rank in ranks:
-            sums = (scratch(rank, n - 1), out(rank, rank))
+            sums = (*([scratch(rank, n - 1)] if n > 1 else []), out(rank, rank))
             yield Block(rank, lane=1), Step(arrivals(n, rank, rank), sums)
         for d in range(1, n):
             for rank in ranks:
@@ -43,7 +43,8 @@ def all_gather(nranks: int, *, only: Only = None) -> Plan:
 
     def program() -> Program:
         for rank in ranks:
-            yield Block(rank), Step((inp(rank, 0),), (scratch(rank, 0), out(rank, rank)))
+            kept = [scratch(rank, 0)] if n > 1 else []
+            yield Block(rank), Step((inp(rank, 0),), (*kept, out(rank, rank)))
         for d in range(1, n):
             for rank in ranks:
                 peer = (rank + d) % n

@@ -45,7 +45,8 @@ def _predicted(
 ) -> model.Fastest:
     nranks, nodes, known = machine.nranks, machine.nodes, machine.known
     channels = None if known is None or nodes else known.channels
-    names = [*ALGORITHMS[collective]]
+    # Ranks on hosts read each other's arrays, or get messages: nothing need be pulled.
+    names = [name for name in ALGORITHMS[collective] if not name.endswith("_pull")]
     # A small call is staged whatever its buffers are, so the model times staged plans.
     staged = bool(nodes) or nbytes <= AGREED_BYTES.value
     if nodes and nranks > COMPARED_RANKS.value and "hierarchical" in names and not ordered:

@@ -21,7 +21,7 @@ def small_tiles():
     """Tiles of 64 bytes, so that a few elements make many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arithmetic, "TILE", 64)
-        patch.setattr(arithmetic, "_SMALL", 0)
+        patch.setattr(arithmetic, "SMALL", 0)
         patch.setattr(arithmetic, "_local", threading.local())
         yield
 
