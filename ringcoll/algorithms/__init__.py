@@ -34,6 +34,7 @@ from ringcoll.plan import Plan, check_types
 
 __all__ = [
     "ALGORITHMS",
+    "FOR_COPY_ENGINES",
     "Algorithm",
     "Builder",
     "build",
@@ -126,6 +127,9 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "barrier": {"all_pairs": barrier.all_pairs, "dissemination": barrier.dissemination},
 }
 """The builders: collective, then algorithm."""
+
+FOR_COPY_ENGINES = frozenset({"all_pairs_pull", "scatter_gather_pull"})
+"""Plans that touch no buffer of another rank: kernels and CPU ranks have no use for that."""
 
 CACHED = 64
 """Plans of up to so many ranks are kept; larger ones may take a gigabyte each."""

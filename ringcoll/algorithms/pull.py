@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ringcoll.algorithms.all_pairs import arrivals
 from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch, wanted
+from ringcoll.algorithms.scatter_gather import to_owners
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
@@ -104,10 +105,7 @@ def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     collective = Collective("reduce", n, n, root)
 
     def program() -> Program:
-        for d in range(1, n):
-            for piece, owner in enumerate(owners):
-                rank = (owner - d) % n
-                yield Block(rank), Step((inp(rank, piece),), (scratch(owner, d - 1),))
+        yield from to_owners(owners)
         for piece, owner in enumerate(owners):
             sums = out(root, piece) if owner == root else scratch(owner, n - 1)
             yield Block(owner, lane=1), Step(arrivals(n, owner, piece), (sums,))

@@ -78,6 +78,15 @@ def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     return assemble(collective, program(), only=only)
 
 
+def to_owners(owners: Sequence[int]) -> Program:
+    """Each rank writes each piece to SCRATCH of its owner: to chunk d - 1 from d ranks before."""
+    n = len(owners)
+    for d in range(1, n):
+        for piece, owner in enumerate(owners):
+            rank = (owner - d) % n
+            yield Block(rank), Step((inp(rank, piece),), (scratch(owner, d - 1),))
+
+
 def reduce_push(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     """Each rank writes pieces to their owners, which write the sums to the root: two hops.
 
@@ -90,10 +99,7 @@ def reduce_push(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     collective = Collective("reduce", n, n, root)
 
     def program() -> Program:
-        for d in range(1, n):
-            for piece, owner in enumerate(owners):
-                rank = (owner - d) % n
-                yield Block(rank), Step((inp(rank, piece),), (scratch(owner, d - 1),))
+        yield from to_owners(owners)
         for piece, owner in enumerate(owners):
             yield Block(owner, lane=1), Step(arrivals(n, owner, piece), (out(root, piece),))
 

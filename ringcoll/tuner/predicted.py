@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms import ALGORITHMS, FOR_COPY_ENGINES, build
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
@@ -45,8 +45,7 @@ def _predicted(
 ) -> model.Fastest:
     nranks, nodes, known = machine.nranks, machine.nodes, machine.known
     channels = None if known is None or nodes else known.channels
-    # Ranks on hosts read each other's arrays, or get messages: nothing need be pulled.
-    names = [name for name in ALGORITHMS[collective] if not name.endswith("_pull")]
+    names = [name for name in ALGORITHMS[collective] if name not in FOR_COPY_ENGINES]
     # A small call is staged whatever its buffers are, so the model times staged plans.
     staged = bool(nodes) or nbytes <= AGREED_BYTES.value
     if nodes and nranks > COMPARED_RANKS.value and "hierarchical" in names and not ordered:
