@@ -209,7 +209,7 @@ class CudaState(RankState):
         if large:
             if registry is not None:
                 registry.poll()  # else what smaller calls have mapped would stay mapped
-            return "large SCRATCH", given
+            return ("large SCRATCH", large), given
         mapped = mapped_buffers(call, hello)
         if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
             self.usable()  # in a fork all memory looks freed, which the log would tell the peers
@@ -218,22 +218,21 @@ class CudaState(RankState):
             self.cuda.mappings.update()
         return mapped, given
 
-    def _number_large(self, call: Call, config: Config) -> bool:
-        """Number a call of this rank, if it is large; whether it has a large SCRATCH."""
+    def _number_large(self, call: Call, config: Config) -> int:
+        """Number a call of this rank, if it is large; which large SCRATCH it has, 0 for none."""
         scratch = self.cuda.copy_scratch
         if scratch is None or call.nbytes < LEAST_LARGE:
-            return False
+            return 0
         self.usable()  # a closed or forked rank allocates nothing, and publishes no number
         limits, group = _limits(call, config, self), current()
         if not is_large(with_options(call, config), self.cuda.machine, limits):
-            return False
+            return 0
         collected = () if group is None else group.items
-        return scratch.number(
-            sum(
-                state is self and isinstance(item, LaunchRequest) and item.prepared.large
-                for state, item, _ in collected
-            )
+        before = sum(
+            state is self and isinstance(item, LaunchRequest) and item.prepared.large
+            for state, item, _ in collected
         )
+        return scratch.generation if scratch.number(before) else 0
 
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
@@ -292,11 +291,18 @@ class CudaState(RankState):
         """The bytes of device memory of this rank, and of its peers that it maps, by purpose."""
         scratch, registry = self.cuda.copy_scratch, self.cuda.auto_register
         return {
-            "workspace": self.cuda.memory.nbytes,
+            "workspace": self.cuda.memory.nbytes + self.cuda.mappings.nbytes,
             "copy engines": 0 if scratch is None else scratch.nbytes,
             "symmetric": self.symmetric.nbytes,
             "mapped": 0 if registry is None else sum(registry.mapped_bytes.values()),
         }
+
+    def trim(self) -> None:
+        """Wait for the enqueued calls, and give back what large ones have added; collective."""
+        self.synchronize()
+        with outside_capture():
+            self.cuda.trim()
+            self.symmetric.trim()
 
     def explain(self, collective: str, nbytes: int) -> str:
         """What a call of ``nbytes`` runs, for which sizes that is chosen, and what others run."""

@@ -263,8 +263,18 @@ class NodesState(RankState):
         return device_array(array, argument="array", where=where, ordinal=ordinal)
 
     def memory(self) -> dict[str, int]:
-        """The bytes of memory of this rank, by purpose; "host" is pinned."""
-        return {**self.inside.memory(), "host": self._host.shared_state.nbytes}
+        """The bytes of memory of this rank, by purpose; "host" is of the host."""
+        host = self._host.shared_state.nbytes + self.cuda.nbytes
+        return {**self.inside.memory(), "slices": self.layers.nbytes, "host": host}
+
+    def trim(self) -> None:
+        """Wait for the enqueued calls, and give back what large ones have added; collective."""
+        self.synchronize()
+        with outside_capture():
+            self.inside.cuda.trim()
+            self.layers.close()  # kept calls hold its addresses: the caller has dropped them
+            self.symmetric.trim()
+            self._host.trim()
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm runs between the ranks' host memory, and how data get there."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ringcoll.communicator.calling import Calling
+from ringcoll.communicator.group import current
 from ringcoll.dtypes import dtype_of
-from ringcoll.errors import ArgumentTypeError, MachineError
+from ringcoll.errors import ArgumentTypeError, MachineError, UsageError
 from ringcoll.symmetric.agreed import extent_of
 from ringcoll.symmetric.libraries import library_of
 
@@ -111,6 +112,40 @@ class Memory(Calling):
         with self._control("register"):
             self._engine.forget()
             return self._state.register(array)
+
+    def trim(self) -> None:
+        """Give back the memory that large calls have added; collective.
+
+        This rank waits for its own calls, and for the other ranks to make this call: memory can be
+        freed only once no rank has it mapped. GPU ranks give back SCRATCH of copy engines, mappings
+        of automatically registered memory, and symmetric arrays that all ranks have freed; CPU
+        ranks such arrays and, where they are threads, the pages of staged data. Kept calls are
+        prepared again. A large call later takes what it needs again, and memory that calls captured
+        in a CUDA graph may use stays until the communicator is closed. See :meth:`memory`.
+
+        Raises:
+            UsageError: inside :func:`ringcoll.group`.
+            LaunchRefused: on GPUs, a stream of its calls is being captured.
+            DeadlineError: a rank did not make the call within ``timeout``.
+
+        Example:
+            >>> def work(comm):
+            ...     x = comm.empty(1 << 20, "uint8")
+            ...     del x
+            ...     comm.trim()
+            ...     return comm.memory()["symmetric"]
+            >>> ringcoll.spawn(work, 2)
+            [0, 0]
+
+        """
+        if current() is not None:
+            raise UsageError(
+                f"trim on rank {self.rank}: inside group(), whose calls may use the memory that it "
+                f"frees; call it after the group"
+            )
+        with self._control("trim"):
+            self._engine.forget()
+            self._state.together(self._state.trim)
 
     def unregister(self, array: object) -> None:
         """Undo :meth:`register`; memory from :meth:`empty` stays reachable until it is freed.

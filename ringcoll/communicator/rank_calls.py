@@ -253,6 +253,11 @@ class RankCalls(RankErrors):
         """The bytes of this rank's memory, by purpose."""
         return {"workspace": self._host.shared_state.nbytes, "symmetric": self.symmetric.nbytes}
 
+    def trim(self) -> None:
+        """Give back what large calls have added; collective, after this rank's calls."""
+        self._host.trim()
+        self.symmetric.trim()
+
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` runs, and why."""
         return explain_cpu(collective, nbytes, self)

@@ -68,7 +68,12 @@ class Binder:
         self.node_signals, self.pacer = node_signals, pacer
         self._templates: dict[tuple[object, ...], ProgramTemplate] = {}
         self._halves: dict[int, list[Array]] = {}
-        shared_state.bound += self._halves.clear, self._templates.clear
+        shared_state.bound.append(self.forget)
+
+    def forget(self) -> None:
+        """Drop kept rows and views of SCRATCH."""
+        self._halves.clear()
+        self._templates.clear()
 
     def mapped_address(self, start: int, nbytes: int) -> int:
         """An address in symmetric memory: mapping << 48 | offset; 0 outside of it."""

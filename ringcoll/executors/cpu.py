@@ -295,6 +295,14 @@ class CpuExecutor(CallEntries):
             return self.peers
         return bound.sources | ({call.root} if kind.rooted == "input" else set())
 
+    def trim(self) -> None:
+        """Give back the pages of SCRATCH where ranks are threads, and kept rows; collective."""
+        self.binder.forget()
+        if self.fabric.threads:
+            self.fabric.allgather(b"", what="trim")  # no peer reads this rank's SCRATCH any more
+            self.shared_state.discard()
+            self.fabric.allgather(b"", what="trim")  # nor writes it before the pages are gone
+
     def close(self) -> None:
         """Release the shared state; not collective."""
         self.entered = []

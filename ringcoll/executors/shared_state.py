@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.fabric import Fabric
-from ringcoll.host.pages import advise
+from ringcoll.host.pages import advise, discard
 
 Words: TypeAlias = "memoryview[int]"
 """Words of 8 bytes: a memoryview of format "Q"."""
@@ -119,6 +119,15 @@ class SharedState:
         if nbytes > HUGE_SCRATCH and not self._huge:
             self._huge = True
             advise(self._own, huge=True)
+
+    def discard(self) -> None:
+        """Give back the pages of this rank's halves of SCRATCH; no call may be running.
+
+        Those of processes stay reserved, so that no call can find memory short.
+        """
+        discard(self._own[self.scratch : self.zones])
+        self._huge = False
+        advise(self._own, huge=False)
 
     # -- the call's hello ------------------------------------------------------------------
 

@@ -59,6 +59,17 @@ def advise(memory: memoryview, *, huge: bool) -> None:
             memory.obj.madvise(advice)
 
 
+def discard(memory: memoryview) -> None:
+    """Zero pages of :func:`map_private`, and give them back; those of other memory stay."""
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    if isinstance(memory.obj, mmap.mmap) and advice is not None:
+        whole = memoryview(memory.obj)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        start = first - ctypes.addressof(ctypes.c_char.from_buffer(whole))
+        with contextlib.suppress(OSError):
+            memory.obj.madvise(advice, start, memory.nbytes)
+
+
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(None, use_errno=True)

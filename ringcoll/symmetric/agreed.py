@@ -73,6 +73,11 @@ class AgreedBlocks(ABC, Generic[P]):
         """Bytes of this rank's parts of arrays that the communicator has made."""
         return sum(block.nbytes for block in self._table.blocks.values() if not block.registered)
 
+    def trim(self) -> None:
+        """Release the blocks that every rank has freed; collective."""
+        fabric = self._usable("trim")
+        self._forget(fabric, "trim", self._agree(fabric, "trim", 0, "")[0])
+
     @abstractmethod
     def _whole(self, nbytes: int) -> int:
         """The size of a block for an array of ``nbytes``."""

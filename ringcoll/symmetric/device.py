@@ -20,6 +20,7 @@ from typing import Any
 from ringcoll.cuda.arrays import DeviceArray
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import allocate, whole_granules
+from ringcoll.cuda.quarantine import sweep
 from ringcoll.dtypes import DType, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 from ringcoll.fabric.base import Fabric
@@ -154,6 +155,11 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
     def unregister(self, array: DeviceArray) -> None:
         """Undo :meth:`register`; not collective, the peers are informed by the next call."""
         self._withdraw(array.pointer)
+
+    def trim(self) -> None:
+        """Release the blocks that every rank has freed; collective, no kernel may be running."""
+        super().trim()
+        sweep()
 
     def peer_pointer(self, rank: int, mapping: int, offset: int, nbytes: int = 0) -> int:
         """A rank's memory, in the block and at the offset that its ``lookup`` has found."""

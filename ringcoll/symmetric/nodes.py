@@ -53,6 +53,10 @@ class NodesMemory:
         """Undo :meth:`register`; not collective."""
         self._inside.unregister(array)
 
+    def trim(self) -> None:
+        """Release the blocks that every rank of their node has freed; collective."""
+        self._on_each_node("trim", 0, self._inside.trim)
+
     def close(self) -> None:
         """Close the host's; the node's belongs to its own communicator."""
         self._host.close()

@@ -85,3 +85,42 @@ def test_a_rank_says_what_it_holds():
     comm.close()
     with pytest.raises(ringcoll.ClosedError):
         comm.memory()
+
+
+def test_trim_gives_back_what_large_calls_have_touched():
+    """Staged data of a large call take pages until then; later calls are right."""
+
+    def work(comm):
+        x = np.full(1 << 21, comm.rank + 1.0)
+        comm.all_reduce(np.ones(3))
+        comm.trim()
+        before = resident()
+        comm.barrier()
+        comm.all_reduce(x)
+        comm.barrier()
+        held = resident() - before
+        comm.trim()
+        left = resident() - before
+        comm.barrier()
+        works = [comm.all_reduce(x, async_op=True) for _ in range(2)]
+        comm.trim()  # after the asynchronous calls
+        assert all(work.done() for work in works)
+        comm.all_reduce(x)
+        return held - left, {*x.tolist()}
+
+    for given_back, values in ringcoll.spawn(work, RANKS):
+        assert given_back > 2 << 20
+        assert values == {3.0 * 8}
+
+
+def test_trim_is_refused_inside_a_group_and_once_closed():
+    [comm] = ringcoll.init_all(1)
+    with (
+        pytest.raises(ringcoll.UsageError, match=r"trim on rank 0: inside group\(\)"),
+        ringcoll.group(),
+    ):
+        comm.trim()
+    comm.trim()
+    comm.close()
+    with pytest.raises(ringcoll.ClosedError):
+        comm.trim()

@@ -208,6 +208,38 @@ def test_a_signal_handler_that_makes_a_call_in_the_middle_does_not_wait_for_itse
     assert len(made.memory) == 2, "an offer that is repeated takes no more memory"
 
 
+def test_memory_that_is_given_back_is_taken_again(made, together):
+    """All ranks change at the same call again, to memory that they map anew."""
+
+    def run(fabric):
+        scratch: Any = CopyScratch(fabric, fabric.rank)
+        rounds = []
+        for _ in range(3):
+            found = []
+            for _ in range(CALLS // 3):
+                found.append(scratch.number())
+                scratch.launched()
+                if len(found) < 4:
+                    fabric.allgather(b"", what="a call of all")
+            held = scratch.nbytes, scratch.generation, len(scratch.addresses)
+            scratch.unmap()
+            fabric.allgather(b"", what="all have unmapped")
+            scratch.free()
+            fabric.allgather(b"", what="all have freed")
+            rounds.append((found, held, scratch.nbytes, scratch.in_use))
+        scratch.close()
+        return rounds
+
+    both = together(2, run)
+    assert both[0] == both[1]
+    for number, (found, held, after, in_use) in enumerate(both[0], 1):
+        assert not found[0] and found[4:] == [True] * len(found[4:])
+        assert held == (SCRATCH_BYTES, number, 2)
+        assert (after, in_use) == (0, False)
+    assert len(made.memory) == 6 and all(memory.freed for memory in made.memory)
+    assert made.unmapped == 6
+
+
 def test_memory_is_freed_when_no_peer_has_it_mapped(made, together):
     """To free what another process has mapped is undefined, and copies of it may still be read."""
 

@@ -252,15 +252,25 @@ class AutoRegister:
         with on(self._ordinal):  # without a context CUDA knows no allocation
             for key in list(itertools.islice(self._own, most)):
                 found = self._own.pop(key)
-                _, slot, whole = found
-                if number_of(whole.start) == key:
+                if number_of(found[2].start) == key:
                     self._own[key] = found  # behind the others
                 else:
-                    self._words[self._rank][self._freed + slot] = 1
-                    self._frees[slot] = (self._frees[slot] + 1) % 256
-                    self._freed_slots.append(slot)
+                    self._mark_freed(found[1])
                     gone = True
         if gone:
+            self._publish()
+
+    def _mark_freed(self, slot: int) -> None:
+        self._words[self._rank][self._freed + slot] = 1
+        self._frees[slot] = (self._frees[slot] + 1) % 256
+        self._freed_slots.append(slot)
+
+    def withdraw(self) -> None:
+        """Withdraw this rank's registrations, as if freed; uses are counted from 0 again."""
+        with self._polling:
+            self._uses.clear()
+            while self._own:
+                self._mark_freed(self._own.popitem()[1][1])
             self._publish()
 
     # -- the peers' memory ----------------------------------------------------------------------
@@ -382,6 +392,12 @@ class AutoRegister:
             peer,
             size(sum(self.mapped_bytes.values())),
         )
+
+    def unmap_withdrawn(self) -> None:
+        """Unmap what all peers have withdrawn; no call of any rank may be running."""
+        with self._polling:
+            self._poll()
+            self._unmap()
 
     def _count_unmapped(self, peer: int, slot: int) -> None:
         """Let a peer use one of its slots again."""

@@ -16,6 +16,9 @@ instructions.
 A call has its number before it is prepared, and keeps it if it is launched. One that is refused
 leaves its number to the next, since the other ranks never hear of it; so does one that is captured,
 since ranks may capture a call again, or never replay it.
+
+``trim`` gives the memory back. It is collective, so all ranks are between the same two large calls,
+and those after it begin anew, without.
 """
 
 from __future__ import annotations
@@ -66,6 +69,10 @@ class CopyScratch:
         self._ordered = fence_of()
         self._lock = threading.RLock()  # a signal handler may make a call in the middle
         self._launched = self._calls = self._from = 0
+        self.captured = False
+        """Whether a graph may copy to it: then it stays until the communicator is closed."""
+        self.generation = 1
+        """Grows when the memory is given back: prepared calls hold its addresses."""
         self._memory: DeviceMemory | None = None
         self._handles: dict[int, MemoryHandle] = {}
         self._opened: list[Callable[[], None]] = []
@@ -175,6 +182,28 @@ class CopyScratch:
             return
         if len(self._pointers) == self._fabric.nranks:
             self._words[self._rank][_MAPPED] = 1
+
+    def unmap(self) -> None:
+        """Unmap the peers' memory, which is to be freed; no copy of any rank may be running."""
+        with self._lock:
+            self._from = 0
+            self._pointers.clear()
+            with contextlib.suppress(RuntimeError):  # of a device that fails
+                unmap(self._ordinal, self._opened)
+
+    def free(self) -> None:
+        """Free this rank's memory once all ranks have unmapped it; the next large call offers anew.
+
+        Collective with :meth:`unmap`: no rank makes a large call before all have freed theirs.
+        """
+        with self._lock:
+            memory, self._memory = self._memory, None
+            if memory is not None:
+                memory.free()
+            self._handles.clear()
+            self.generation += 1
+            for word in (_OFFER, _MAPPED, _CALLS, _DECIDING, _FROM):
+                self._words[self._rank][word] = 0
 
     def close(self) -> None:
         """Unmap all; not collective, idempotent. No kernel or copy of this rank may be running.

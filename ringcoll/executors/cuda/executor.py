@@ -8,6 +8,7 @@ next call reads without synchronizing with the device.
 from __future__ import annotations
 
 import itertools
+import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from ringcoll.fabric import Fabric
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
+
+_log = logging.getLogger("ringcoll")
 
 
 class CudaExecutor(CudaPreparer):
@@ -124,8 +127,13 @@ class CudaExecutor(CudaPreparer):
 
     def _count_large(self, stream: int) -> None:
         """Count a launched large call, which all ranks launch as often as this one."""
-        if self.copy_scratch is not None and not waiting_ends_capture(stream):
-            self.copy_scratch.launched()
+        scratch = self.copy_scratch
+        if scratch is None:
+            return
+        if not waiting_ends_capture(stream):
+            scratch.launched()
+        elif scratch.in_use:
+            scratch.captured = True
 
     def _publish(self, prepared: CudaCall) -> None:
         """Publish the signature text of this call again if later calls have overwritten it."""
@@ -230,6 +238,36 @@ class CudaExecutor(CudaPreparer):
     def synchronize(self) -> None:
         """Wait for the last call; its kernels end by their own deadline."""
         self.stream_order.synchronize()
+
+    def trim(self) -> None:
+        """Give back what large calls have added but for what a graph may use; collective.
+
+        All ranks decide alike, unmap, and free once all have unmapped. No call may be running, nor
+        begin before this returns.
+        """
+        self._merged.clear()
+        scratch, registry = self.copy_scratch, self.auto_register
+        if self.nranks == 1 or (scratch is None and registry is None):
+            return
+        gather = self.fabric.texts("trim")
+        kept = "s" * (scratch is not None and scratch.captured) + "r" * self.stream_order.captured
+        kept = "".join(gather(kept))
+        if "s" in kept:
+            scratch = None
+        if "r" in kept:
+            registry = None
+        if kept:
+            _log.info("rank %d: trim keeps memory that captured calls use", self.rank)
+        if scratch is not None:
+            scratch.unmap()
+        if registry is not None:
+            registry.withdraw()
+        gather("")
+        if scratch is not None:
+            scratch.free()
+        if registry is not None:
+            registry.unmap_withdrawn()
+        gather("")
 
     def close(self) -> None:
         """Free the memory once the kernels have ended; not collective."""

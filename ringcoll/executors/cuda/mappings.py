@@ -33,6 +33,11 @@ class Mappings:
         """The table's device address."""
         return self._memory.pointer
 
+    @property
+    def nbytes(self) -> int:
+        """The table's bytes of device memory."""
+        return self._memory.nbytes
+
     def row(self, mapping: int, rank: int) -> int:
         """The device address of a table entry."""
         return self.pointer + (mapping * self._nranks + rank) * 8

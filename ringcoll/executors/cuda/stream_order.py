@@ -199,6 +199,11 @@ class StreamOrder:
         self._replayed = True
         return True
 
+    @property
+    def captured(self) -> bool:
+        """Whether any call was captured that could use memory of large calls."""
+        return self._replayed
+
     def refuse_capture(self, what: str) -> None:
         """Refuse to wait for a stream that is being captured: that would end the capture."""
         self._refuse_capture(self.stream, what)

@@ -133,6 +133,11 @@ class CudaNodesExecutor:
             made.give_up()
         return made
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of pinned host memory."""
+        return sum(lane.slots * lane.nbytes for lane in self.lanes)
+
     # -- a call --------------------------------------------------------------------------------
 
     def prepare(

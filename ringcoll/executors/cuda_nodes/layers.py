@@ -137,6 +137,11 @@ class Layers:
         step = width * share if shared else share // segments
         return _Share(unit, max(unit, step // unit * unit))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory for slices."""
+        return self._phases.nbytes
+
     def close(self) -> None:
         """Free the device memory; nothing may be enqueued any more."""
         self._phases.close()

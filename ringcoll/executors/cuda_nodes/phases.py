@@ -256,8 +256,13 @@ class Phases:
         pointer = self._memory.pointer + (starts[region] + number % slots) * share
         return device_view(pointer, count * dtype.itemsize, dtype.numpy)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device memory of slices."""
+        return 0 if self._memory is None else self._memory.nbytes
+
     def close(self) -> None:
-        """Free the device memory; nothing may be enqueued any more."""
+        """Free the device memory until a call needs it again; nothing may be enqueued any more."""
         if self._memory is not None:
             self._memory.free()
             self._memory = None
