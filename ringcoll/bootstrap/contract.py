@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import platform
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
@@ -106,8 +107,10 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def this_process() -> str:
-    """This process as other ranks' errors name it."""
-    return f"process {os.getpid()} on host {platform.node()}"
+    """This process, or a thread of it that is not its first, as other ranks' errors name it."""
+    process, thread = os.getpid(), threading.get_native_id()
+    text = f"process {process} on host {platform.node()}"
+    return text if thread == process else f"{text} (thread {thread})"
 
 
 def shortage(error: BaseException, rank: int | None) -> OutOfMemory | None:
@@ -124,10 +127,14 @@ def shortage(error: BaseException, rank: int | None) -> OutOfMemory | None:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that another rank must raise: the name of its class, and its text."""
+    """An error that another rank must raise: the name of its class, and its text.
+
+    ``origin`` is the process that reports it without being a rank.
+    """
 
     kind: str
     text: str
+    origin: str = ""
 
     @staticmethod
     def of(error: BaseException, rank: int) -> Failure:
@@ -147,19 +154,21 @@ class Failure:
 
     def encode(self) -> bytes:
         """JSON of it."""
-        return json.dumps({"failure": self.kind, "text": self.text[:_LONGEST]}).encode()
+        sent = {"failure": self.kind, "text": self.text[:_LONGEST], "origin": self.origin}
+        return json.dumps(sent).encode()
 
     @staticmethod
     def decode(payload: bytes) -> Failure:
         """Undo :meth:`encode`, of whatever bytes."""
         try:
             found = json.loads(payload)
-            kind, text = found["failure"], found["text"]
-        except (ValueError, TypeError, LookupError, RecursionError):
-            kind = text = None
-        if not isinstance(kind, str) or not isinstance(text, str) or kind not in _KINDS:
+            sent = [found["failure"], found["text"], found.get("origin", "")]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            sent = []
+        if not sent or not all(isinstance(part, str) for part in sent) or sent[0] not in _KINDS:
             return Failure("MachineError", f"a rank sent a malformed error: {payload[:80]!r}")
-        return Failure(kind, text[:_LONGEST])
+        kind, text, origin = sent
+        return Failure(kind, text[:_LONGEST], origin)
 
     def error(self) -> Error:
         """The error to raise."""

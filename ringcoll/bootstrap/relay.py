@@ -10,7 +10,8 @@ that comes late learns why the session has failed, unless a deadline was the rea
 has begun since, as that of a program that is started again: then it begins another session.
 
 The failure of a process without a valid rank ends the session in which ranks wait. Where none waits
-it is kept for ranks that come soon, but not for the processes of a program that has met before.
+it is kept for ranks that come soon, but not for the processes of a program that has met before; it
+is dropped when that process itself comes again, with a valid rank.
 """
 
 from __future__ import annotations
@@ -86,10 +87,10 @@ class _Session:
     lapses: float = math.inf  # when the failure is dropped if no rank has come
     over: bool = False
 
-    def concerns(self, begun: float) -> bool:
-        """Whether a late rank must learn of the failure, whose process has begun at that time."""
+    def concerns(self, begun: float, name: str = "") -> bool:
+        """Whether a late rank must learn of the failure: when its process has begun, and which."""
         failure = self.failure
-        if failure is None or failure.kind == "DeadlineError":
+        if failure is None or failure.kind == "DeadlineError" or (name and name == failure.origin):
             return False
         kept = bool(self.links) or time.monotonic() < self.lapses
         return kept and self.since <= begun < self.failed
@@ -272,7 +273,7 @@ class Relay:
         if link.session is not None or rank != (rank if link.fixed is None else link.fixed):
             raise ValueError
         session = self._session
-        told = rank not in session.links and session.concerns(time.monotonic() - age)
+        told = rank not in session.links and session.concerns(time.monotonic() - age, name)
         if session.over and not told:
             session = self._session = _Session(self._nranks)
         other = session.links.get(rank)

@@ -146,11 +146,12 @@ def post_refusal(given: object, error: Error, timeout: float) -> None:
 
 
 def _post(hosts: list[str], port: int, key: bytes, error: Error, timeout: float) -> None:
-    text = f"{this_process()} aborted: {type(error).__name__}: {error}"
+    origin = this_process()
+    text = f"{origin} aborted: {type(error).__name__}: {error}"
     post(
         [(host, port) for host in hosts],
         key,
-        Failure("AbortedError", text),
+        Failure("AbortedError", text, origin),
         min(timeout, _POSTING),
         _REFUSED if all(map(is_own, hosts)) else _POSTING,
     )

@@ -143,6 +143,32 @@ def test_a_rank_out_of_range_between_two_worlds_of_a_program_ends_neither():
     assert meet(given) == every(2, b"x")
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_rank_that_corrects_itself_meets_the_others(between):
+    """Its refusal ends no world that it begins itself; a rank that comes in between learns it."""
+    given = ringcoll.unique_id("127.0.0.1")
+    refused, learnt, corrected = (threading.Event() for _ in range(3))
+
+    def begin(rank):
+        if rank == 0:
+            refuse(given)
+            refused.set()
+            assert not between or learnt.wait(20)
+        elif between:
+            assert refused.wait(20)
+            first = id_bootstrap(given, rank, 2, 20)
+            with pytest.raises(AbortedError, match=r"^process .* aborted: .*rank=7, nranks=2"):
+                first.allgather(b"x")
+            first.close()
+            learnt.set()
+        assert rank == 0 or corrected.wait(20)
+        bootstrap = id_bootstrap(given, rank, 2, 20)
+        corrected.set()
+        return bootstrap
+
+    assert together(range(2), begin, lambda b: b.allgather(b"x")) == every(2, b"x")
+
+
 def test_a_rank_out_of_range_concerns_no_rank_that_comes_much_later(monkeypatch):
     monkeypatch.setattr(relay, "_KEPT", 0.0)
     given = ringcoll.unique_id("127.0.0.1")
