@@ -27,7 +27,7 @@ from ringcoll.cuda.streams import stream_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.sending import ALIGNED, PreparedPairs
+from ringcoll.executors.cuda.sending import PreparedPairs
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
 from ringcoll.tuner.predicted import power
@@ -255,7 +255,7 @@ class CudaEngine(Engine):
                 (first, sends), (second, receives) = sent, received
                 # With types: True and 1.0 are equal to 1.
                 peers = dest, source, exact, type(dest), type(source), type(exact)
-                key = name, peers, sends, receives, first % ALIGNED, second % ALIGNED
+                key = name, peers, sends, receives
         try:
             found = None if key is None else self._messages.get(key)
         except TypeError:  # an illegal argument that has no hash

@@ -62,7 +62,20 @@ def _own(call: VCall) -> list[Call]:
     count, send = _piece(call, call.rank, sends=True)
     _, recv = _piece(call, call.rank, sends=False)
     own = f"{call.collective}: count={count} dtype={call.dtype.name}"
-    return [Call("send", call.rank, send, recv, count, call.dtype, peer=call.rank, shown=own)]
+    nbytes = send.nbytes
+    return [
+        Call(
+            "send",
+            call.rank,
+            send,
+            recv,
+            count,
+            call.dtype,
+            nbytes=nbytes,
+            peer=call.rank,
+            shown=own,
+        )
+    ]
 
 
 def _rooted(call: VCall, peers: list[int]) -> tuple[list[int], list[int]]:

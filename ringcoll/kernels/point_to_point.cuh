@@ -2,15 +2,18 @@
 //
 // A *pair* is one rank that sends and one that receives, with a plan of two ranks (simple.cuh runs
 // it), hellos, flags, a zone and a sequence number of its own; collectives' epochs are not touched.
-// Call x of a pair may write to the peer when both have entered call x - 1. Words of a rank:
+// Call x of a pair may write to the peer's zone when both have entered call x - 1. A large message
+// does when both have entered call x itself: the receiver's hello says where its buffer is mapped,
+// or that the message is staged, in memory without halves. Words of a rank:
 //
 //     number of halves, then for each where its words begin
 //     of a half: {peer 16, sends 1, calls 15, first CUDA block 16, CUDA blocks 16}, addresses of
 //     its sequence numbers (0: a plain copy, which has no peer), of the peer's hellos, and of its
 //     own at the peer
-//     of each of its calls: {signature 32, record 32}, {replicas 32, words 32}, and so many words
-//     of its block, see simple.cuh; they count bytes, and the kind of a row is the width of its
-//     elements
+//     of each of its calls: {signature 32, record 32}, {replicas 16, replicas of the direct block
+//     16 (0: a small message), words 16, words of both blocks 16}, the receive buffer as the sender
+//     maps it, and the words of its block or blocks, staged and direct, see simple.cuh; they count
+//     bytes
 //
 // Both ends cut a call into the same `replicas`; the CUDA blocks that share them may differ. A
 // block takes its replicas in order, so the lowest one that has not ended on both ends is always
@@ -21,6 +24,7 @@
 
 namespace rc::pairs {
 
+using simple::Bases;
 using simple::Runner;
 using simple::Share;
 using simple::Shared;
@@ -33,6 +37,8 @@ struct Half : Call {
     bool sends;
     u64 sequence, inbound, outbound;
     u32 signature, record;
+    bool large, direct;
+    u64 mapped;      // the receive buffer as the sender maps it: mapping << 48 | offset; or 0
     u64 left_since;  // ns; when a wait found that the peer had left; 0: it is here
 
     RC_DEVICE Half(const Args& a, const Local& l, const u64* words, u32 block)
@@ -47,6 +53,9 @@ struct Half : Call {
           outbound(words[3]),
           signature(0),
           record(0),
+          large(false),
+          direct(false),
+          mapped(0),
           left_since(0) {
         if (sequence != 0) epoch = ld_relaxed_sys_u64(sequence + mine * 8);
     }
@@ -55,10 +64,13 @@ struct Half : Call {
     RC_DEVICE u32 step(u32 more) const { return STEP_PAIR | (sends ? PAIR_SENDS : 0) | more; }
 
     // Go on to the next call of the pair.
-    RC_DEVICE void next(u64 word) {
+    RC_DEVICE void next(const u64* call) {
         ++epoch;
-        signature = static_cast<u32>(word >> 32);
-        record = static_cast<u32>(word);
+        signature = static_cast<u32>(call[0] >> 32);
+        record = static_cast<u32>(call[0]);
+        large = (call[1] >> 16 & 0xffff) != 0;
+        mapped = call[2];
+        direct = large && mapped != 0;  // of a sender: enter() says so
     }
 
     // Write the first report of this rank: the peer, the call and both records.
@@ -132,8 +144,12 @@ struct Half : Call {
         return lines + (static_cast<u32>(when) & (HELLO_SLOTS - 1)) * 16;
     }
 
+    // The line behind a hello: the receive buffer of a large message.
+    RC_DEVICE u64 buffer_line(u64 lines) const { return line(lines, epoch) + HELLO_SLOTS * 16; }
+
     // Store this rank's hello at the peer: that it has entered and which call it makes.
     RC_DEVICE void send_hello() const {
+        if (large && !sends) st_relaxed_sys_ll(buffer_line(outbound), mapped, flag());
         st_relaxed_sys_ll(line(outbound, epoch), static_cast<u64>(record) << 32 | signature,
                           flag());
     }
@@ -154,21 +170,46 @@ struct Half : Call {
     // As Call's: enter() and leave() compare the peer's hello.
     RC_DEVICE bool await_same_calls(u32, u32) const { return true; }
 
-    // Wait until the peer has entered call `when` of the pair; false: aborted.
-    RC_DEVICE bool await_hello(u64 when) {
-        const u64 at = line(inbound, when);
-        for (u32 polls = 1; !arrived(ld_relaxed_sys_v4_u32(at), static_cast<u32>(when)); ++polls) {
-            if (unlikely(polls % POLLS_PER_CHECK == 0) && check_abort(polls, PAIR_ENTRY))
+    // Wait until a line of the peer's of call `when` of the pair has come; false: aborted.
+    RC_DEVICE bool await_line(u64 at, u64 when, Vector& found) {
+        for (u32 polls = 1;; ++polls) {
+            found = ld_relaxed_sys_v4_u32(at);
+            if (arrived(found, static_cast<u32>(when))) return true;
+            if (unlikely(polls % POLLS_PER_CHECK == 0) &&
+                check_abort(polls, when == epoch ? 0 : PAIR_ENTRY))
                 return false;
             pause();
         }
+    }
+
+    RC_DEVICE bool await_hello(u64 when) {
+        Vector hello;
+        return await_line(line(inbound, when), when, hello);
+    }
+
+    // One thread of a sender, whose peer has entered: find the buffer that the peer's hello names.
+    // Its row of the table may be written later than the peer learns that it can be used: the
+    // symmetric memory was made while this launch was waiting.
+    RC_DEVICE bool find_buffer(Bases& bases) {
+        Vector buffer;
+        if (!await_line(buffer_line(inbound), epoch, buffer)) return false;
+        mapped = data_of(buffer);
+        const u64 row = (mapped >> 48) * RC_RANKS + peer;
+        u64 start = 0;
+        for (u32 polls = 1; mapped != 0 && start == 0; ++polls) {
+            start = ld_relaxed_sys_u64(local.mappings + row * 8);
+            if (unlikely(polls % POLLS_PER_CHECK == 0) && check_abort(polls, 0)) return false;
+        }
+        bases.at[1][0] = mapped == 0 ? 0 : start + (mapped & 0xffffffffffffull);
+        fence_acq_rel_sys();  // the peer's stream is behind all that used the memory before
         return true;
     }
 
-    // Every thread. A receiver waits for the sender's hello anyway and compares it at once; a
-    // sender needs to know only that the peer has entered the call before: then the half of the
-    // zone that it writes, last used two calls ago, is free.
-    RC_DEVICE bool enter() {
+    // Every thread. A receiver waits for the sender's hello anyway and compares it at once; so does
+    // the sender of a large message. That of a small one needs to know only that the peer has
+    // entered the call before: then the half of the zone that it writes, last used two calls ago,
+    // is free.
+    RC_DEVICE bool enter(Bases& bases) {
         bool same = true;
         if (thread_index() == 0) {
             if (flag() == 0) {  // lines of 2^32 calls ago would be taken for this call's
@@ -176,11 +217,14 @@ struct Half : Call {
                 same = false;
             } else {
                 if (mine == 0) send_hello();
-                const u64 when = sends ? epoch - 1 : epoch;
+                const u64 when = sends && !large ? epoch - 1 : epoch;
                 same = (when == 0 || await_hello(when)) && !differs();
+                if (same && sends && large) same = find_buffer(bases);
             }
         }
-        return !block_barrier_or(!same);
+        if (block_barrier_or(!same)) return false;
+        if (sends && large) direct = bases.at[1][0] != 0;
+        return true;
     }
 
     // Every thread, between two calls of one launch: wait until all blocks of the half have ended.
@@ -211,6 +255,36 @@ struct Half : Call {
     }
 };
 
+// A share of a row, a plain copy: between absolute addresses, and the width of elements that both
+// have, where their vectors of 16 bytes are not aligned.
+struct Copy {
+    static constexpr u64 WHOLE = 1 << 2;  // of a chunk of SCRATCH: its region has no halves
+
+    u64 words[4];
+    Share share;
+    u32 width;
+
+    RC_DEVICE Copy(const Share& given, const u64* chunks)
+        : words{start(given, chunks), 0, start(given, chunks + 2), 0},
+          share{given.call, given.bases, 0, 0, given.first, given.count},
+          width(1) {
+        const u64 ends = words[0] | words[2], bits = ends | given.count;
+        if (ends % 16 != 0)
+            while (width < 8 && bits % (2 * width) == 0) width *= 2;
+    }
+
+    // Where a chunk's part of this slice begins.
+    RC_DEVICE static u64 start(const Share& share, const u64* words) {
+        const u64 at = words[0], meta = words[1], stride = meta >> 16;
+        switch (static_cast<simple::Where>(meta & 3)) {
+            case simple::Where::SCRATCH:
+                return at + (meta & WHOLE ? 0 : share.call.half()) + share.slot * stride;
+            case simple::Where::PEER: return share.bases.at[1][0] + at + share.slice * stride;
+            default: return at + share.slice * stride;
+        }
+    }
+};
+
 // A share in bytes as one in wider elements, whose size divides all of it.
 template <class Type>
 RC_DEVICE Share elements(const Share& share) {
@@ -221,8 +295,10 @@ RC_DEVICE Share elements(const Share& share) {
 
 // This block's replicas of a call.
 template <class Program>
-RC_DEVICE bool moved(Half& half, u32 replicas, const u64* words) {
-    Shared& shared = *block_memory<Shared>();  // without bases: no step touches a peer's arrays
+RC_DEVICE bool moved(Half& half, const u64* call) {
+    Shared& shared = *block_memory<Shared>();
+    const u32 replicas = static_cast<u32>(call[1] >> (half.direct ? 16 : 0) & 0xffff);
+    const u64* words = call + 3 + (half.direct ? call[1] >> 32 & 0xffff : 0);
     for (u32 replica = half.mine; replica < replicas; replica += half.blocks) {
         Runner<Half> runner{half, shared, replica, replicas};
         if (!runner.template run<UInt8, Program>(words)) return false;
@@ -234,14 +310,15 @@ RC_DEVICE bool moved(Half& half, u32 replicas, const u64* words) {
 template <class Program>
 RC_DEVICE void run_half(Half& half, const u64* call) {
     bool done = true;
-    block_memory<Shared>()->clear();
+    Shared& shared = *block_memory<Shared>();
+    shared.clear();
     for (u32 number = 0; done && number < half.calls; ++number) {
         if (number != 0 && !half.local_copy()) done = half.await_blocks();
-        half.next(call[0]);
+        half.next(call);
         if (number == 0) done = !block_barrier_or(thread_index() == 0 && half.broken());
-        if (done && !half.local_copy()) done = half.enter();
-        done = done && moved<Program>(half, static_cast<u32>(call[1]), call + 2);
-        call += 2 + (call[1] >> 32);
+        if (done && !half.local_copy()) done = half.enter(shared.bases);
+        done = done && moved<Program>(half, call);
+        call += 3 + (call[1] >> 48);
     }
     if (!half.local_copy()) half.leave(done);
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -71,6 +73,62 @@ def test_everyone_to_everyone_with_lengths_of_their_own(run):
         run(world, Traffic(pairs, seed, copies=seed % 2 == 0))
 
 
+@pytest.mark.parametrize("run", [alone, merged])
+@pytest.mark.parametrize("shift", [0, 1, 4, 16])
+def test_large_messages_into_mapped_buffers_and_staged_ones(run, shift):
+    """Of six slices in memory without halves, beside small messages and one another."""
+    world = World(2, copied=64 << 10)
+    for seed, nbytes in enumerate((4097, 30_011, 32_768, 200_000)):
+        sizes = [nbytes, 70, nbytes + shift, nbytes, 0, nbytes]
+        messages = [(number % 2, 1 - number % 2, n) for number, n in enumerate(sizes)]
+        for mapped in ((), (0, 3), range(6)):
+            run(world, Traffic(messages, seed, shift, mapped=mapped))
+
+
+def test_a_direct_message_leaves_the_staging_memory_alone():
+    world = World(2, copied=64 << 10)
+    before = world.memory[: 2 * world.workspace.nbytes].copy()
+    traffic = Traffic([(0, 1, 30_011)], mapped=(0,))
+    alone(world, traffic)
+    for rank in range(2):
+        first = rank * world.workspace.nbytes + world.workspace.copies
+        after = world.memory[first:][: world.workspace.copied]
+        assert np.array_equal(after, before[first:][: world.workspace.copied])
+        zones = rank * world.workspace.nbytes + world.workspace.zone(0)
+        last = (rank + 1) * world.workspace.nbytes
+        assert np.array_equal(world.memory[zones:last], before[zones:last])
+
+
+def test_a_row_of_the_table_that_is_written_late():
+    """The sender's launch was waiting while its rank made the symmetric memory."""
+    world = World(2)
+    traffic = Traffic([(0, 1, 30_011)], mapped=(0,))
+    launches = [[traffic.ready(world, (rank,))] for rank in range(2)]
+    table, traffic.table[:] = traffic.table.copy(), 0
+
+    def write() -> None:
+        time.sleep(0.3)
+        traffic.table[:] = table
+
+    writer = Thread(target=write)
+    writer.start()
+    side_by_side(launches)
+    writer.join()
+    settled(world)
+    traffic.check()
+
+
+def test_a_large_send_waits_for_its_receive():
+    world = World(2, copied=64 << 10)
+    large = window_bytes(world.workspace) + 1
+    before = world.memory.copy()
+    side_by_side([[Traffic([(0, 1, large)]).ready(world, (0,), timeout=0.2)]])
+    assert world.reports()[0] is not None
+    first = world.workspace.nbytes + world.workspace.copies
+    length = world.workspace.copied
+    assert np.array_equal(world.memory[first:][:length], before[first:][:length])
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 3, 8])
 def test_replicas_whatever_each_end_has_of_blocks(blocks):
     """The receiver has as many blocks as replicas, the sender fewer; both take all of them."""
@@ -79,7 +137,7 @@ def test_replicas_whatever_each_end_has_of_blocks(blocks):
         traffic = Traffic([(0, 1, nbytes)], seed, shift=seed)
         first = traffic.ready(world, (0,), blocks=blocks, threads=3)
         second = traffic.ready(world, (1,), blocks=4, threads=3)
-        assert second.blocks == (4 if nbytes > 50_000 else 1 if nbytes < 16_000 else 4)
+        assert second.blocks == (1 if nbytes < 16_000 else 4)
         assert first.blocks == min(blocks, second.blocks)
         side_by_side([[first], [second]])
         settled(world)

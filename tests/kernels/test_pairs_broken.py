@@ -57,7 +57,7 @@ MUTANTS = [
     Mutant(
         "the sender is two calls ahead",
         "point_to_point.cuh",
-        "sends ? epoch - 1 : epoch",
+        "sends && !large ? epoch - 1 : epoch",
         "sends ? 0 : epoch",
         (3000,) * 3,
         late=0.3,

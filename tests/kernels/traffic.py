@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 
@@ -38,6 +38,7 @@ class Traffic:
         terms: of single messages and ends (number, sends) that do not agree.
         copies: whether what a rank sends to itself is a plain copy.
         world: in whose memory the arrays lie; None: in this process.
+        mapped: the numbers of the messages whose senders have mapped the receive buffer.
 
     """
 
@@ -47,6 +48,7 @@ class Traffic:
     terms: Mapping[tuple[int, bool], str] = field(default_factory=dict)
     copies: bool = False
     world: World | None = None
+    mapped: Collection[int] = ()
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, len(self.messages)])
@@ -56,6 +58,14 @@ class Traffic:
             data[:] = rng.integers(0, 256, nbytes)
             self.sent.append(data)
             self.arrived.append(self._place(nbytes, self.shift))
+        self.table = np.zeros((1 + len(self.messages), 8), np.uint64)
+
+    def _mapped(self, number: int, receiver: int, nranks: int) -> int:
+        """A receive buffer in mapping 1 + number at some offset, and its row of the table."""
+        offset = 16 * (number + 1)
+        row = self.table.reshape(-1)[(1 + number) * nranks :]
+        row[receiver] = self._seen(self.arrived[number][1]) - offset
+        return (1 + number) << 48 | offset
 
     def _place(self, nbytes: int, shift: int) -> tuple[Array, Array]:
         if self.world is None:
@@ -66,7 +76,7 @@ class Traffic:
     def _seen(self, array: Array) -> int:
         return array.ctypes.data if self.world is None else self.world.seen(array)
 
-    def halves(self, rank: int) -> list[Half]:
+    def halves(self, rank: int, nranks: int = 2) -> list[Half]:
         """All that a rank has to do with them."""
         found: dict[tuple[int, bool, bool], list[Message]] = {}
         for number, (sender, receiver, nbytes) in enumerate(self.messages):
@@ -81,7 +91,10 @@ class Traffic:
                     address = self._seen(self.sent[number]) if sends else target
                     terms = self.terms.get((number, sends), f"nbytes={nbytes}")
                     # Numbers that show in a report which message and which end it is.
-                    made = Message(address, nbytes, terms, 100 + 2 * number + sends)
+                    named = not sends and number in self.mapped
+                    mapped = self._mapped(number, rank, nranks) if named else 0
+                    record = 100 + 2 * number + sends
+                    made = Message(address, nbytes, terms, record, mapped=mapped)
                     found.setdefault((peer, sends, False), []).append(made)
         return [Half(peer, sends, tuple(m), copies) for (peer, sends, copies), m in found.items()]
 
@@ -102,8 +115,9 @@ class Traffic:
         threads: int = 3,
     ) -> Ready:
         """One launch of some ranks."""
-        at = [world.place(rank) for rank in ranks]
-        halves = [self.halves(rank) for rank in ranks]
+        table = self._seen(self.table) if self.mapped else 0
+        at = [replace(world.place(rank), mappings=table) for rank in ranks]
+        halves = [self.halves(rank, world.nranks) for rank in ranks]
         given = [
             shared_out(own, world.workspace, blocks, f"rank {r}")
             for r, own in zip(ranks, halves, strict=True)

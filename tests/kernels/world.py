@@ -74,10 +74,17 @@ class World:
         nranks: how many.
         address: where the kernels will find the memory; None: where it lies in this process.
         zone: bytes into which one rank sends to another.
+        copied: bytes of SCRATCH of copy engines, through which large messages are staged.
 
     """
 
-    def __init__(self, nranks: int, address: int | None = None, zone: int = 8 << 10) -> None:
+    def __init__(
+        self,
+        nranks: int,
+        address: int | None = None,
+        zone: int = 8 << 10,
+        copied: int = 1 << 20,
+    ) -> None:
         self.nranks, half = nranks, 1 << 20
         self.workspace = Workspace(
             nranks,
@@ -85,7 +92,7 @@ class World:
             wide_half=half,
             scratch_half=half,
             replicas=4,
-            copied=half,
+            copied=copied,
             zone_bytes=zone * nranks,
         )
         self._report = nranks * self.workspace.nbytes

@@ -223,16 +223,20 @@ class AutoRegister:
             )
         return False
 
-    def mapped_address(self, pointer: int, nbytes: int) -> int:
-        """The address of memory for hellos, mapping << 48 | offset; 0 until all peers map it."""
-        if not self._agreed:
+    def mapped_address(self, pointer: int, nbytes: int, peer: int | None = None) -> int:
+        """The address of memory for hellos, mapping << 48 | offset; 0 until all peers map it.
+
+        ``peer``: the only one that uses it.
+        """
+        agreed = self._agreed if peer is None else self._words[peer][_MAPPED + self._rank]
+        if not agreed:
             return 0
         found = self._own.get(number_of(pointer))
         if found is None:
             return 0
         before, slot, whole = found
         offset = pointer - whole.start
-        if before >= self._agreed or offset + nbytes > whole.nbytes:
+        if before >= agreed or offset + nbytes > whole.nbytes:
             return 0
         return registration_row(slot) << OFFSET_BITS | offset
 

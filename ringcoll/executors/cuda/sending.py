@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on
 from ringcoll.executors.contract import GroupCall
+from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Header, address_words, given_address, pack
 from ringcoll.executors.cuda.point_to_point import (
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 KEPT = 128
 """Launches that a rank keeps; the oldest goes first."""
 
-ALIGNED = 16
-"""Bytes: of an address the kernel's words depend on the rest of a division by it."""
+_GIVEN = 3
+"""Addresses that a launch is given for each call: INPUT, OUTPUT, OUTPUT as its sender maps it."""
 
 _Record = tuple[SharedState, int, str]
 
@@ -97,32 +98,27 @@ class Member:
     def key(self) -> tuple[object, ...]:
         """What a kernel's parameter depends on, beside the addresses that a launch is given."""
         calls = tuple(
-            (
-                *(
-                    c.peer,
-                    c.count,
-                    c.dtype.name,
-                    c.send is not None,
-                    c.recv is not None,
-                    c.shown,
-                    c.tag,
-                ),
-                *(address % ALIGNED for address in _addresses(c)),
-            )
+            (c.peer, c.count, c.dtype.name, c.send is not None, c.recv is not None, c.shown, c.tag)
             for c in self.calls
         )
         return self.rank, self.most, calls
 
     def addresses(self) -> list[int]:
-        """The addresses that a launch is given: of INPUT and OUTPUT of each call."""
-        return [address for call in self.calls for address in _addresses(call)]
+        """The addresses that a launch is given for each call."""
+        pairs, calls = self.pairs, self.calls
+        if any(call.nbytes > pairs.small_bytes for call in calls):
+            pairs.update_mappings()
+        return [
+            address
+            for call in calls
+            for address in (*_addresses(call), pairs.mapped_address(call, start_of(call.recv)))
+        ]
 
     def ends(self) -> list[End]:
         """The ends of messages whose other end shares the device."""
-        executor = self.pairs.executor
-        most = window_bytes(executor.workspace)
+        executor, most = self.pairs.executor, self.pairs.small_bytes
         return [
-            End(self.rank, call.peer, True, call.count * call.dtype.itemsize > most)
+            End(self.rank, call.peer, True, call.nbytes > most)
             if call.send is not None
             else End(call.peer, self.rank, False)
             for call in self.calls
@@ -141,6 +137,8 @@ class PreparedPairs:
     nbytes: tuple[int, int]  # sent and received
     slots: tuple[int, int]  # where a launch is given their addresses; -1: not
     given: int
+    received: Call | None  # a large one
+    large: bool  # whether either is large
 
     def overlap(self, send: int, recv: int) -> bool:
         """Whether buffers at these addresses share memory."""
@@ -153,6 +151,7 @@ class CudaPairs:
     def __init__(self, executor: CudaExecutor) -> None:
         self.executor, self.rank = executor, executor.rank
         self.running: list[Bundle[Member]] = []
+        self.small_bytes = window_bytes(executor.workspace)
         self._kept: dict[tuple[object, ...], tuple[Launchable, list[_Record]]] = {}
 
     @property
@@ -165,16 +164,21 @@ class CudaPairs:
         member = Member(self, (calls,))
         launchable, records = self.launchable([member], calls.timeout)
         slots, nbytes = [-1, -1], [0, 0]
+        received = None
         for at, call in enumerate(calls.calls):
             side = int(call.send is None)
-            slots[side], nbytes[side] = 2 * at + side, call.nbytes
+            slots[side], nbytes[side] = _GIVEN * at + side, call.nbytes
+            if side and call.nbytes > self.small_bytes:
+                received = call.on(None, None)
         return PreparedPairs(
             launchable,
             records,
             calls.timeout,
             (nbytes[0], nbytes[1]),
             (slots[0], slots[1]),
-            2 * len(calls.calls),
+            _GIVEN * len(calls.calls),
+            received,
+            max(nbytes) > self.small_bytes,
         )
 
     def run(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
@@ -187,10 +191,37 @@ class CudaPairs:
         for slot, address in zip(prepared.slots, (send, recv), strict=True):
             if slot >= 0:
                 given[slot] = address
+        if prepared.large:
+            self.update_mappings()
+            if prepared.received is not None:
+                given[prepared.slots[1] + 1] = self.mapped_address(prepared.received, recv)
         executor.stream_order.switch_to(stream)
         executor.async_errors.pair_timeout = prepared.timeout
         with on(executor.device.ordinal):
             prepared.launchable.launch(stream, tuple(given))
+
+    def update_mappings(self) -> None:
+        """Before a launch with large messages: map what peers have made or registered."""
+        self.executor.mappings.update()
+        if self.executor.auto_register is not None:
+            self.executor.auto_register.poll()
+
+    def mapped_address(self, call: Call, address: int) -> int:
+        """The receive buffer of a large message as its sender maps it; 0: the message is staged.
+
+        Symmetric memory is mapped; other memory is counted, and registered automatically.
+        """
+        executor, peer = self.executor, call.peer
+        if not address or call.nbytes <= self.small_bytes or peer == self.rank:
+            return 0
+        found = executor.hello((0, 0), (address, call.nbytes), registered=False)[1]
+        registry = executor.auto_register
+        if found or registry is None or call.nbytes < MIN_BYTES:
+            return found
+        found = registry.mapped_address(address, call.nbytes, peer)
+        if not found:
+            registry.count_use(address)
+        return found
 
     def task(self, calls: Sequence[PairCalls], _timeout: float) -> Task:
         """Launch all sends and receives of this rank at once."""
@@ -243,9 +274,9 @@ class CudaPairs:
             shared_out(own, executor.workspace, member.most, f"rank {member.rank}")
             for member, own in zip(members, halves, strict=True)
         ]
-        given = max(len(member.addresses()) for member in members)
+        given = _GIVEN * max(len(member.calls) for member in members)
         local = [
-            Addresses(each.rank, each.memory.pointers, each.report.device)
+            Addresses(each.rank, each.memory.pointers, each.report.device, each.mappings.pointer)
             for each in (member.pairs.executor for member in members)
         ]
         body = pairs_body(executor.workspace, local, halves, blocks)
@@ -264,19 +295,19 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
     found: dict[tuple[int, bool, bool], list[Message]] = {}
     for at, call in enumerate(member.calls):
         copies = call.send is not None and call.recv is not None
-        nbytes = call.count * call.dtype.itemsize
         text = f"count={call.count} dtype={call.dtype.name}"
         source, target = (
-            given_address(address, 2 * at + end) if address else 0
+            given_address(address, _GIVEN * at + end) if address else 0
             for end, address in enumerate(_addresses(call))
         )
         if copies:
-            message = Message(source, nbytes, target=target)
+            message = Message(source, call.nbytes, target=target)
         else:
             address = target if call.send is None else source
             number = next(shared_state.numbers)
             records.append((shared_state, number, call.tagged(call.shown or text)))
-            message = Message(address, nbytes, text, number)
+            mapped = 0 if call.recv is None else given_address(0, _GIVEN * at + 2)
+            message = Message(address, call.nbytes, text, number, mapped=mapped)
         found.setdefault((call.peer, call.send is not None, copies), []).append(message)
     return [
         Half(peer, sends, tuple(messages), copies)

@@ -97,6 +97,15 @@ class Workspace:
         return self.scratch + 2 * self.scratch_half
 
     @property
+    def staged_bytes(self) -> int:
+        """The part of SCRATCH of copy engines for large messages of one peer that are staged."""
+        return self.copied // self.nranks // _PAGE * _PAGE
+
+    def staged(self, sender: int) -> int:
+        """Where large messages of ``sender`` are staged."""
+        return self.copies + sender * self.staged_bytes
+
+    @property
     def zone_half(self) -> int:
         """Bytes of a half of the landing zone of one peer."""
         return max(1, self.zone_bytes // (2 * self.nranks * _PAGE)) * _PAGE
@@ -107,8 +116,8 @@ class Workspace:
 
     @property
     def pair_flags(self) -> int:
-        """``u64[replicas]``, relative to the half; its hellos, LL lines, come first."""
-        return HELLO_SLOTS * _LINE
+        """``u64[replicas]``, relative to the half; its hellos, two LL lines each, come first."""
+        return 2 * HELLO_SLOTS * _LINE
 
     @property
     def pair_sequence(self) -> int:

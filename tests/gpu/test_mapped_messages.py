@@ -1,0 +1,153 @@
+"""Large messages of GPU ranks into buffers that their senders have mapped; kernels on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.cuda.raw import from_pointer
+from ringcoll.executors.cuda.sending import CudaPairs
+from tests.gpu.messages import POISON
+from tests.gpu.ranks import close, together
+from tests.gpu.stand_in import read
+from tests.gpu.test_auto_register import gpus, memory
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import FakeBuffer, in_threads
+
+__all__ = ["gpus", "memory"]
+
+pytestmark = needs_compiler
+
+LARGE = 60_001
+"""Of int32: more than fits a zone."""
+
+
+@pytest.fixture
+def comms(gpus):
+    made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
+    together(made, lambda comm: comm._settle())
+    yield made
+    close(made, failed=True)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """What receivers name of their buffers: rank, and whether the sender has it mapped."""
+    found: list[tuple[int, bool]] = []
+    honest = CudaPairs.mapped_address
+
+    def noted(self, call, address):
+        word = honest(self, call, address)
+        if call.nbytes > self.small_bytes and call.peer != self.rank and address:
+            found.append((self.rank, word != 0))
+        return word
+
+    monkeypatch.setattr(CudaPairs, "mapped_address", noted)
+    return found
+
+
+def staging(comm: Any) -> bytes:
+    """What lies in the memory through which large messages are staged."""
+    cuda, layout = comm._state.cuda, comm._state.cuda.workspace
+    return read(cuda.memory.pointers[comm.rank] + layout.copies, layout.copied)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_what_all_ranks_reach_is_written_directly(comms, named, grouped, offset):
+    """Whatever the sender's memory is, and from other offsets than the receiver's."""
+
+    def work(comm) -> None:
+        before = staging(comm)
+        right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+        for turn in range(3):
+            sent = FakeBuffer(comm, np.full(LARGE, comm.rank + turn), symmetric=turn == 1)
+            got = FakeBuffer(comm, LARGE, symmetric=True, offset=offset)
+            if grouped:
+                with ringcoll.group():
+                    comm.recv(got.array, left)
+                    comm.send(sent.array, right)
+            else:
+                comm.sendrecv(sent.array, right, got.array, left)
+            comm.synchronize()
+            got.check(np.full(LARGE, left + turn))
+            sent.check(np.full(LARGE, comm.rank + turn))
+        assert staging(comm) == before
+
+    assert in_threads(comms, work) == []
+    assert sorted(named) == sorted([(rank, True) for rank in range(3)] * 3)
+
+
+@pytest.mark.parametrize("place", ["own", "other"])
+def test_ends_of_different_memory_and_one_kept_launch(comms, named, place):
+    """The launch of a shape serves mapped memory and plain memory; one rank's alone is mapped."""
+
+    def work(comm) -> None:
+        whole = comm.empty(4 * LARGE + 512, "uint8")
+        if comm.rank == 2:
+            return
+        other = 1 - comm.rank
+        symmetric = (comm.rank == 0) == (place == "own")
+        for turn in range(4):
+            sent = FakeBuffer(comm, np.full(LARGE, comm.rank + turn))
+            got = FakeBuffer(comm, LARGE)
+            if symmetric and turn % 2:
+                got = inside(got, whole)
+            comm.sendrecv(sent.array, other, got.array, other)
+            comm.synchronize()
+            got.check(np.full(LARGE, other + turn))
+        assert len(comm._engine._messages) == 1
+
+    assert in_threads(comms, work) == []
+    mapped = 0 if place == "own" else 1
+    assert sorted(named) == sorted(
+        [(mapped, False), (mapped, True)] * 2 + [(1 - mapped, False)] * 4
+    )
+
+
+def inside(buffer: FakeBuffer, whole: Any) -> FakeBuffer:
+    """The same buffer in memory that all ranks reach."""
+    memory = (ctypes.c_char * buffer.raw.size).from_address(whole.data.ptr)
+    raw = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
+    raw[:] = buffer.raw
+    buffer.raw, at = raw, whole.data.ptr + buffer.first
+    buffer.array = from_pointer(at, buffer.shape, buffer.dtype.name, buffer.comm.rank)
+    return buffer
+
+
+def test_memory_that_is_used_again_is_registered_by_the_two_ranks(
+    comms, memory, named, monkeypatch
+):
+    """The third rank makes no call, and what was freed is not believed at the same place."""
+    monkeypatch.setattr("ringcoll.executors.cuda.sending.MIN_BYTES", 4096)
+    turns = 6
+
+    def work(comm) -> None:
+        if comm.rank == 2:
+            return
+        other = 1 - comm.rank
+        sent, got = FakeBuffer(comm, np.full(LARGE, comm.rank)), FakeBuffer(comm, LARGE)
+        for _ in range(2):
+            memory.made(got)
+            for _ in range(turns):
+                got.raw[:] = POISON
+                comm.sendrecv(sent.array, other, got.array, other)
+                comm.synchronize()
+                got.check(np.full(LARGE, other))
+                time.sleep(0.02)
+            memory.free(got)
+
+    assert in_threads(comms[:2], work) == []
+    for rank in range(2):
+        seen = [mapped for other, mapped in named if other == rank]
+        for first in (0, turns):
+            assert seen[first : first + 2] == [False, False]  # no allocation before its second use
+            assert seen[first + 4 : first + turns] == [True, True]
