@@ -22,6 +22,7 @@ class Run:
     Attributes:
         options: from the command line.
         ranks: how many.
+        one_gpu: whether they share the first GPU.
         report: the record.
 
     """
@@ -30,8 +31,12 @@ class Run:
         self.options, self.ranks = options, ranks
         device = getattr(options, "device", "cuda")
         kind = "gpu" if device == "cuda" else device
-        path: Path | None = options.out and options.out / f"{kind}_{name}_{ranks}.json"
+        self.one_gpu: bool = getattr(options, "one_gpu", False)
+        file = f"{kind}_{name}_{ranks}{'_on_one_gpu' if self.one_gpu else ''}.json"
+        path: Path | None = options.out and options.out / file
         self.report = Report(path, name)
+        if self.one_gpu:
+            self.report.note("one_gpu", True)
         self.report.note("machine", machine(ranks, threads=False, device=device))
         if options.commit:
             self.report.note("commit", options.commit)
@@ -57,7 +62,12 @@ class Run:
 
 
 def begin(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None, name: str, *, torch: bool = False
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    name: str,
+    *,
+    torch: bool = False,
+    shares: bool = False,
 ) -> Run:
     """Parse the command line; end the program where the machine lacks what the command needs.
 
@@ -66,16 +76,26 @@ def begin(
         argv: the command line.
         name: the command's module.
         torch: it needs torch.
+        shares: its ranks may share a GPU, as they do with ``--one-gpu``.
 
     """
+    if shares:
+        parser.add_argument(
+            "--one-gpu",
+            action="store_true",
+            help="all ranks share the first GPU, which runs one at a time: figures of the host "
+            "alone mean something",
+        )
     parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs")
     parser.add_argument("--seconds", type=float, default=45.0, help="after which ranks are ended")
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
     add_out(parser)
     options = parser.parse_args(argv)
     on_gpus = getattr(options, "device", "cuda") == "cuda"
-    there = require(parser, gpus=(options.ranks or 1) if on_gpus else 0, torch=torch)
-    return Run(options, options.ranks or there or 2, name)
+    shared = shares and options.one_gpu
+    ranks = options.ranks or (2 if shared else 0)
+    there = require(parser, gpus=(1 if shared else ranks or 1) if on_gpus else 0, torch=torch)
+    return Run(options, ranks or there or 2, name)
 
 
 def slowest(messages: Sequence[Mapping[str, Any]], *figures: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 ::
 
     python -m benchmarks.gpu.first_calls [--ranks N] [--kernels cold warm package]
-        [--seconds 45] [--commit HASH] [--out FOLDER]
+        [--one-gpu] [--seconds 45] [--commit HASH] [--out FOLDER]
 
 One process a GPU makes 44 calls, each for the first time: 11 kinds in four sizes, of float32 in
 plain memory. ``cold`` has an empty cache and ``warm`` the cache that the cold one left; both ignore
@@ -105,7 +105,7 @@ def wrong_of(name: str, rank: int, nranks: int, part: int, a: Any, b: Any) -> in
     return unequal + (0 if name in IN_PLACE else int((b[size:] != -1).sum()))
 
 
-def work(link: Link, cache: str, package: bool, settle: float) -> None:
+def work(link: Link, cache: str, package: bool, settle: float, one_gpu: bool = False) -> None:
     """What one rank measures; a message a call."""
     os.environ["RINGCOLL_CACHE_DIR"] = cache
     import cupy
@@ -116,7 +116,7 @@ def work(link: Link, cache: str, package: bool, settle: float) -> None:
     if not package:
         shipped.FOLDER = Path(cache) / "no package"
     rank, n = link.rank, link.nranks
-    cupy.cuda.Device(rank).use()
+    cupy.cuda.Device(0 if one_gpu else rank).use()
     link.barrier()
     began = time.perf_counter()
     comm: Any = ringcoll.init(link, device="cuda", timeout=30.0)
@@ -167,7 +167,7 @@ def measure(run: Run, kernels: str, cache: str, settle: float, *, kept: bool = T
         elif kept:
             run.report.add({"kernels": kernels, **slowest(messages, "ms", "host_ms")})
 
-    run.measure(kernels, work, (cache, kernels == "package", settle), keep)
+    run.measure(kernels, work, (cache, kernels == "package", settle, run.one_gpu), keep)
 
 
 def table(rows: Sequence[dict[str, Any]], inits: dict[str, float]) -> str:
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=("cold", "warm"),
         help="where they come from (default: cold warm)",
     )
-    run = begin(parser, argv, "first_calls")
+    run = begin(parser, argv, "first_calls", shares=True)
     wanted_kernels = run.options.kernels
     with tempfile.TemporaryDirectory(prefix="ringcoll-kernels-") as cache:
         if {"cold", "warm"} & set(wanted_kernels):

@@ -2,7 +2,8 @@
 
 ::
 
-    python -m benchmarks.gpu.host_calls [--ranks N] [--seconds 45] [--commit HASH] [--out FOLDER]
+    python -m benchmarks.gpu.host_calls [--ranks N] [--one-gpu] [--seconds 45]
+        [--commit HASH] [--out FOLDER]
 
 One process a GPU; calls are eager, of float32, and all_reduce is in place. The kinds take turns in
 blocks of 100 calls, which the ranks begin together; a figure is the median of the blocks' means,
@@ -159,15 +160,16 @@ def counts_not_seen(comm: Any, settle: Callable[[], object]) -> tuple[float, int
     return statistics.median(spent[1:]), int((x != right).sum())
 
 
-def work(link: Link) -> None:
+def work(link: Link, one_gpu: bool = False) -> None:
     """What one rank measures; a message a kind."""
     import cupy
     import torch
 
     import ringcoll
 
-    cupy.cuda.Device(link.rank).use()
-    torch.cuda.set_device(link.rank)
+    ordinal = 0 if one_gpu else link.rank
+    cupy.cuda.Device(ordinal).use()
+    torch.cuda.set_device(ordinal)
     comm: Any = ringcoll.init(link, device="cuda", timeout=20.0)
 
     def settle() -> None:
@@ -194,8 +196,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; the exit status is 1 if a part failed or an element is wrong."""
     parser = argparse.ArgumentParser(description="The host's time of small calls on GPUs.")
-    run = begin(parser, argv, "host_calls", torch=True)
-    run.measure("ranks", work, (), lambda of: run.report.add(slowest(of, "us")))
+    run = begin(parser, argv, "host_calls", torch=True, shares=True)
+    run.measure("ranks", work, (run.one_gpu,), lambda of: run.report.add(slowest(of, "us")))
     return run.end(table(run.report.rows))
 
 

@@ -63,6 +63,11 @@ class CheckedCall:
     any_class: Any = None  # the prepared call, if memory of any class will do
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
 
+    alone: bool = field(init=False)  # whether INPUT and OUTPUT are its first argument
+
+    def __post_init__(self) -> None:
+        self.alone = self.input[:2] == self.output[:2] == (0, 0)
+
     def scaled(self, first: Extent, second: Extent) -> CheckedCall | None:
         """The call on arguments that lie there, with them; None unless its count alone differs."""
         found = self.recounted(first, second)
@@ -102,6 +107,8 @@ class CallCache:
     def __init__(self, state: Any, **how: bool) -> None:
         self._state, self._how = state, how
         self._checked: dict[Hashable, CheckedCall] = {}
+        self.checked = self._checked.get
+        """The checked call of a key whose arguments do not share memory, or None."""
         self._shapes: dict[Hashable, tuple[CheckedCall, ...]] = {}  # of any count, newest first
         self._prepared: dict[tuple[CheckedCall, Hashable], None] = {}  # all, the oldest first
         # Threads look calls up at once, and no call may wait for one that another is running. A

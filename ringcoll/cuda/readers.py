@@ -122,15 +122,16 @@ class TorchStreams:
     def __init__(self, torch: Any, ordinal: int) -> None:
         self._torch, self._ordinal = torch, ordinal
         self._raw: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-        self._own: set[int] = set()
+        self.own: set[int] = set()
+        """Handles of streams that torch owns, of those that were current."""
 
     def __call__(self, _tensor: Any = None) -> Stream:
         """The stream, kept by torch itself unless torch does not own it."""
         handle = self._raw(self._ordinal)
-        if handle in self._own:
+        if handle in self.own:
             return handle, self
         # torch numbers its own streams, and takes the handle of others for their number.
         if handle and self._torch.cuda.current_stream(self._ordinal).stream_id == handle:
             return handle, None
-        self._own.add(handle)
+        self.own.add(handle)
         return handle, self

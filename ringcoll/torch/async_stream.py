@@ -38,7 +38,7 @@ class AsyncStream:
     """A stream beside the caller's; its methods need :meth:`device_guard`."""
 
     def __init__(self, where: Any) -> None:
-        self.where = where
+        self.where, self._ordinal = where, where.index
         self.stream = torch.cuda.Stream(where)
         self.handle: int = self.stream.cuda_stream
         self._id = (self.stream.stream_id, self.stream.device_index, self.stream.device_type)
@@ -61,11 +61,13 @@ class AsyncStream:
         with on(self.where.index):
             return int(cuda.eventCreateWithFlags(cuda.eventDisableTiming))
 
+    def is_here(self) -> bool:
+        """Whether the device is this thread's current one."""
+        return bool(self._get_device() == self._ordinal)
+
     def device_guard(self) -> Any:
-        """A context in which the device is this thread's current one."""
-        return (
-            _NO_SWITCH if self._get_device() == self.where.index else torch.cuda.device(self.where)
-        )
+        """A context in which it is."""
+        return _NO_SWITCH if self._get_device() == self._ordinal else torch.cuda.device(self.where)
 
     def wait_stream(self, stream: int) -> None:
         """Wait for the work that is enqueued on a stream; one thread at a time."""

@@ -76,6 +76,30 @@ class TensorCalls:
             found = calls.find_like(key, shape, (first, sent), (second, received))
         return found or self._prepare(calls, key, name, send, recv, op, root, shape=shape)
 
+    def find_kept(
+        self, name: str, tensor: Any, op: str | ReduceOp | None, root: int
+    ) -> tuple[Any, Given] | None:
+        """A kept call in place on a dense tensor of this device; None for :meth:`find` to check."""
+        try:
+            address, kind = tensor.data_ptr(), tensor.dtype
+            key = name, op, root, address & 7, 0, (tensor.numel(), kind), None
+            checked = self._calls.checked(key)
+            if (
+                checked is None
+                or not tensor.is_contiguous()
+                or tensor.is_neg()
+                or (kind.is_complex and tensor.is_conj())
+            ):
+                return None
+            end = tensor.storage_offset() * kind.itemsize + checked.nbytes[0]
+            if not address or end > tensor.untyped_storage().nbytes():
+                return None
+        except RuntimeError:  # a sparse tensor, which has no address
+            return None
+        if checked.alone and checked.any_class is not None:
+            return checked.any_class, (address, address, 0, 0)
+        return self._calls.find(key, address, 0)
+
     def find_barrier(self, timeout: float | None) -> tuple[Any, Given]:
         """A barrier, with its own timeout if one is given."""
         key = ("barrier", timeout)

@@ -7,6 +7,7 @@ call is enqueued on a stream of the group's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,8 +44,10 @@ class Device:
         self.comm, self.ordinal, self._failed = comm, ordinal, failed
         self._state: Any = comm._state
         self._calls = TensorCalls(comm)
+        self.find_kept = self._calls.find_kept
         self._where = torch.device("cuda", ordinal)
-        self._raw: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.current: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, ordinal)
+        """The handle of the caller's stream."""
         self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
@@ -65,8 +68,8 @@ class Device:
     def _enqueue(self, found: tuple[Any, Given]) -> None:
         """Enqueue a call on the current stream, on the tensors at these addresses."""
         call, given = found
-        stream, owner = self._streams()
-        if owner is not None:
+        stream = self.current()
+        if stream in self._streams.own or self._streams()[1] is not None:
             self._state.run(call, stream, given)
         else:
             self._state.run(LaunchRequest(call, stream, owned=False, addresses=given))
@@ -79,10 +82,6 @@ class Device:
         """Launch the posted messages, before a call that bypasses this engine."""
         self.batch.flush()
 
-    def current(self) -> int:
-        """The handle of the caller's stream."""
-        return self._raw(self.ordinal)
-
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> RawArray:
         """A dense tensor as an argument of the communicator's methods."""
         row = ROWS.get(tensor.dtype)
@@ -93,47 +92,64 @@ class Device:
 
     def stream_options(self) -> dict[str, Any]:
         """The stream argument of the communicator's methods."""
-        return {"stream": self._raw(self.ordinal)}
+        return {"stream": self.current()}
 
     # -- a call ---------------------------------------------------------------------------------
 
-    def in_place(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Finished:
-        """One collective in place on a dense tensor, on the current stream."""
-        if tensor.get_device() != self.ordinal:
+    def in_place(
+        self,
+        name: str,
+        tensor: Any,
+        op: str | ReduceOp | None,
+        root: int,
+        kept: tuple[Any, Given] | None = None,
+    ) -> None:
+        """One collective in place on a dense tensor, on the current stream.
+
+        It returns no Work, as NCCL's group returns none: torch waits for none then.
+        """
+        if kept is None and tensor.get_device() != self.ordinal:
             raise wrong_device(tensor, self._where)
         if self.batch.posts:
             self.batch.flush()
         state = self._state
         try:
             with state.lock:
-                self._enqueue(self._calls.find(name, tensor, None, op, root))
+                self._enqueue(kept or self._calls.find(name, tensor, None, op, root))
         except BaseException as error:
             raise_from(self._failed(error), error)
-        return Finished((tensor,))
 
     def in_place_async(
-        self, name: str, tensor: Any, op: str | ReduceOp | None, root: int
+        self,
+        name: str,
+        tensor: Any,
+        op: str | ReduceOp | None,
+        root: int,
+        kept: tuple[Any, Given] | None = None,
     ) -> DeviceWork:
         """The same on the group's own stream, behind the work of the current one.
 
         DDP calls it for every bucket. It does not switch torch's current stream: that would take
         longer than the call.
         """
-        if tensor.get_device() != self.ordinal:
+        if kept is None and tensor.get_device() != self.ordinal:
             raise wrong_device(tensor, self._where)
         if self.batch.posts:
             self.batch.flush()
-        stream, state = self.async_stream, self._state
+        side, state = self.async_stream, self._state
+        if not side.is_here():
+            with side.device_guard():
+                return self.in_place_async(name, tensor, op, root, kept)
         try:
-            with state.lock, stream.device_guard():
-                stream.wait_stream(self._raw(self.ordinal))
-                tensor.record_stream(stream.stream)
-                call, given = self._calls.find(name, tensor, None, op, root)
-                state.run(call, stream.handle, given)
-                event = stream.record_event()
+            with state.lock:
+                current = self.current()
+                side.wait_stream(current)
+                call, given = kept or self._calls.find(name, tensor, None, op, root)
+                state.run(call, side.handle, given)
+                event = side.record_event()
         except BaseException as error:
             raise_from(self._failed(error), error)
-        return DeviceWork(self, event, (tensor,))
+        return DeviceWork(self, event, (tensor,), current=current)
 
     def run(
         self,
@@ -173,7 +189,7 @@ class Device:
     def wait_current_stream(self, touched: Sequence[Any]) -> None:
         """Make the group's stream wait for the current one, and keep the tensors that it uses."""
         with self._state.lock, self.async_stream.device_guard():
-            self.async_stream.wait_stream(self._raw(self.ordinal))
+            self.async_stream.wait_stream(self.current())
         for tensor in touched:
             tensor.record_stream(self.async_stream.stream)
 

@@ -89,6 +89,9 @@ class ProcessGroupRingcoll(Barriers):
     def _engine(self, tensor: Any, name: str) -> Any:
         if self._failure is not None:
             raise self._after_failure()
+        device = self._device
+        if device is not None and self._pairs is None and tensor.get_device() == device.ordinal:
+            return device
         if tensor.is_cpu:
             return self._host or self._open_host(name)
         if tensor.is_cuda:

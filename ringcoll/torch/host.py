@@ -68,7 +68,12 @@ class Host:
 
     # -- a call ---------------------------------------------------------------------------------
 
-    def in_place(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Finished:
+    def find_kept(self, *_call: object) -> None:
+        """None: on the CPU a call in place checks its tensor each time."""
+
+    def in_place(
+        self, name: str, tensor: Any, op: str | ReduceOp | None, root: int, _kept: None = None
+    ) -> Finished:
         """One collective in place on a dense tensor, on this thread."""
         state = self._state
         try:
@@ -79,7 +84,9 @@ class Host:
             raise_from(self._failed(error), error)
         return Finished((tensor,))
 
-    def in_place_async(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Any:
+    def in_place_async(
+        self, name: str, tensor: Any, op: str | ReduceOp | None, root: int, _kept: None = None
+    ) -> Any:
         """The same on the worker thread."""
 
         def body() -> None:

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
 from ringcoll.dtypes import DTYPES, DType, ReduceOp, premul_sum
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["ROWS", "as_list", "op_of", "options"]
+__all__ = ["PLAIN", "ROWS", "as_list", "op_of", "options"]
 
 ROWS: Mapping[Any, DType] = {
     getattr(torch, row.name): row for row in DTYPES if hasattr(torch, row.name)
@@ -47,11 +47,11 @@ _NAMES = {
     "BXOR": "bxor",
 }
 _Kind = dist.ReduceOp.RedOpType
-# By the hash, which differs for each kind: options create a ReduceOp at every access, and comparing
-# costs seven times as much.
-_PLAIN: Mapping[int, str] = {
+PLAIN: Mapping[int, str] = {
     hash(dist.ReduceOp(getattr(_Kind, theirs))): ours for theirs, ours in _NAMES.items()
 }
+"""Operators without a factor, by the hash of torch's, which differs for each kind: options create a
+ReduceOp at every access, and comparing costs seven times as much."""
 
 
 def op_of(given: Any) -> str | ReduceOp:
@@ -61,7 +61,7 @@ def op_of(given: Any) -> str | ReduceOp:
         ArgumentError: ringcoll has no such operator.
 
     """
-    plain = _PLAIN.get(hash(given))
+    plain = PLAIN.get(hash(given))
     if plain is not None:
         return plain
     return _with_factor(given)

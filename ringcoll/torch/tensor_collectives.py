@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.base import GroupBase, first, paired
-from ringcoll.torch.options import as_list, op_of, options
+from ringcoll.torch.options import PLAIN, as_list, op_of, options
 from ringcoll.torch.tensors import copy_back, dense, single, sparse_error
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
@@ -57,7 +57,8 @@ class TensorCollectives(GroupBase):
         if type(opts) is not AllreduceOptions:
             tensors = as_list(tensors, tensor)
             opts = options(AllreduceOptions, opts, timeout, op=op)
-        return self._in_place("all_reduce", tensors, op_of(opts.reduceOp), 0, opts)
+        op = PLAIN.get(hash(opts.reduceOp)) or op_of(opts.reduceOp)
+        return self._in_place("all_reduce", tensors, op, 0, opts)
 
     def reduce(
         self,
@@ -91,17 +92,18 @@ class TensorCollectives(GroupBase):
         return self._in_place("broadcast", tensors, None, opts.rootRank, opts)
 
     def _in_place(self, name: str, tensors: Sequence[Any], op: Any, root: int, opts: Any) -> Any:
-        tensor, async_op = single(tensors, name), opts.asyncOp
-        engine = self._engine(tensor, name)
-        if tensor.layout is not torch.strided:
+        tensor = tensors[0] if len(tensors) == 1 else single(tensors, name)
+        engine, async_op = self._engine(tensor, name), opts.asyncOp
+        kept = engine.find_kept(name, tensor, op, root)
+        if kept is None and tensor.layout is not torch.strided:
             raise sparse_error(tensor, name)
-        if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+        if kept or (tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())):
             call = engine.in_place_async if async_op else engine.in_place
             if not profiler._is_profiler_enabled:
-                work = call(name, tensor, op, root)
+                work = call(name, tensor, op, root, kept)
             else:
                 with profiler_event(name):
-                    work = call(name, tensor, op, root)
+                    work = call(name, tensor, op, root, kept)
             if async_op and tensor.numel() == 1:
                 self._kept_works.append(work)
             return work

@@ -31,7 +31,8 @@ def ranks(monkeypatch, tmp_path):
 
         monkeypatch.setattr(command, "run_ranks", run_ranks)
         status = module.main(["--ranks", "2", "--out", str(tmp_path), "--commit", "abc", *words])
-        path = tmp_path / f"gpu_{module.__name__.rpartition('.')[2]}_2.json"
+        shared = "_on_one_gpu" if "--one-gpu" in words else ""
+        path = tmp_path / f"gpu_{module.__name__.rpartition('.')[2]}_2{shared}.json"
         found = json.loads(path.read_text())
         assert {"date", "command", "gpus", "versions", "machine"} <= found.keys()
         assert (found["commit"], found["errors"]) == ("abc", {})
@@ -70,7 +71,8 @@ def test_first_calls_are_cold_and_then_warm_by_default(ranks, capsys):
     assert status == 0
     assert [row["kernels"] for row in found["rows"]] == ["cold"] * 44 + ["warm"] * 44
     assert found["init_s"] == {"cold": 0.5, "warm": 0.5}
-    (cold, _, settle), (warm, package, _) = parts
+    (cold, _, settle, shared), (warm, package, *_) = parts
+    assert not shared and "one_gpu" not in found
     assert cold == warm and settle == first_calls.SETTLE and not package
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].endswith("gpu_first_calls_2.json")
@@ -94,6 +96,14 @@ def test_kernels_of_the_package_must_be_there(ranks, monkeypatch, tmp_path, caps
     (tmp_path / "compiled" / "sm_90.json").touch()
     _, found, parts = ranks(first_calls, FIRST, "--kernels", "package")
     assert [row["kernels"] for row in found["rows"]] == ["package"] * 44 and parts[0][1]
+
+
+@pytest.mark.parametrize("module", [first_calls, host_calls])
+def test_ranks_that_share_a_gpu_say_so_in_their_record(ranks, module, capsys):
+    messages = FIRST if module is first_calls else [{"name": "x", "us": 1.0, "wrong": 0}]
+    status, found, parts = ranks(module, messages, "--one-gpu")
+    assert status == 0 and found["one_gpu"] and all(part[-1] for part in parts)
+    assert capsys.readouterr().out.splitlines()[0].endswith("_2_on_one_gpu.json")
 
 
 def test_a_wrong_element_is_an_exit_status(ranks):

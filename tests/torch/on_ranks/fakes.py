@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.torch import device as module
 from ringcoll.torch import hooks
@@ -34,6 +35,9 @@ class AsyncStream:
 
     def __init__(self, noted):
         self._noted, self.stream, self.handle = noted, Stream("side"), "side"
+
+    def is_here(self):
+        return True
 
     def device_guard(self):
         return contextlib.nullcontext()
@@ -76,6 +80,7 @@ class Fake:
 
     def __init__(self):
         self.noted: list[str] = []
+        self.kept: list[str] = []
         self.group = dist.new_group()
         assert isinstance(self.group, ProcessGroupRingcoll)
         self.async_stream = AsyncStream(self.noted)
@@ -101,7 +106,9 @@ class Fake:
             lambda ordinal: self.now[-1].name,
             create=True,
         )
-        keep = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        keep = mock.patch.object(
+            torch.Tensor, "record_stream", lambda _, stream: self.kept.append(stream.name)
+        )
         side = mock.patch.object(module, "AsyncStream", lambda where: self.async_stream)
         with contextlib.ExitStack() as held:
             for patch in (*patches, raw, keep, side):
@@ -162,6 +169,62 @@ def asynchronous_calls_go_to_a_stream_of_their_own(rank, n):
         assert work.exception() is None
     assert fake.noted == ["main waits for event of side"]
     assert [part[0].item() for part in parts] == [0, 1, 2, 3]
+
+
+def tensors_are_kept_for_the_side_stream_unless_the_caller_has_waited(rank, n):
+    """torch's allocator may give memory away once it is freed, behind the caller's stream alone."""
+    fake = Fake()
+    with fake.device():
+        x = torch.ones(3)
+        work = dist.all_reduce(x, group=fake.group, async_op=True)
+        assert work.wait() and work.wait()
+        del work
+        assert fake.kept == []
+        dist.all_reduce(x, group=fake.group, async_op=True)
+        assert fake.kept == ["side"]
+        work = dist.all_reduce(x, group=fake.group, async_op=True)
+        with fake.on(Stream("other")):
+            work.wait()
+        del work
+        assert fake.kept == ["side", "side"]
+
+
+def a_kept_call_looks_at_every_tensor_anew(rank, n):
+    """Of one size and type, at one address: strided, negated, conjugated, freed, sparse."""
+    fake = Fake()
+    with fake.device() as device:
+        x = torch.full((4, 4), float(rank))
+        for _ in range(2):
+            dist.all_reduce(x, group=fake.group)
+        assert x[0, 0].item() == 6 * n
+        assert device.find_kept("all_reduce", x, "sum", 0) is not None
+        for other in (x.t(), torch._neg_view(x), x.to_sparse()):
+            assert device.find_kept("all_reduce", other, "sum", 0) is None
+        y = torch._neg_view(torch.full((4, 4), float(rank)))
+        dist.all_reduce(y, group=fake.group)
+        assert y[0, 0].item() == -6
+        with pytest.raises(ArgumentTypeError, match="sparse"):
+            dist.all_reduce(x.to_sparse(), group=fake.group)
+        z = torch.full((2,), 1j * rank)
+        for _ in range(2):
+            fake.group.allreduce(z).wait()
+        assert device.find_kept("all_reduce", z, "sum", 0) is not None
+        assert device.find_kept("all_reduce", z.conj(), "sum", 0) is None
+        x.untyped_storage().resize_(8)
+        with pytest.raises(ArgumentError, match="resized to 8"):
+            dist.all_reduce(x, group=fake.group)
+
+
+def blocking_calls_return_no_work(rank, n):
+    """As those of NCCL's group: torch waits for none then."""
+    fake = Fake()
+    with fake.device():
+        x, options = torch.ones(1), dist.AllreduceOptions()
+        options.asyncOp = False
+        assert fake.group.allreduce([x], options) is None
+        assert dist.all_reduce(x, group=fake.group) is None
+        assert fake.group.allreduce([x]).wait()
+    assert x.item() == n**3
 
 
 def every_collective_finds_its_stream(rank, n):
