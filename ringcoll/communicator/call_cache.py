@@ -21,7 +21,7 @@ from ringcoll.arguments.calls import Call, prepare
 from ringcoll.config import Config
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given
-from ringcoll.views import Extent, device_view, extent_of, start_of, view_at
+from ringcoll.views import Extent, device_view, start_of, view_at
 
 CACHED_CALLS = 512
 """Calls that a communicator caches, and preparations of all of them: the oldest goes first. Where
@@ -60,6 +60,7 @@ class CheckedCall:
     input: Part
     output: Part
     nbytes: tuple[int, int]  # of both arguments
+    count: int
     any_class: Any = None  # the prepared call, if memory of any class will do
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
 
@@ -68,25 +69,10 @@ class CheckedCall:
     def __post_init__(self) -> None:
         self.alone = self.input[:2] == self.output[:2] == (0, 0)
 
-    def scaled(self, first: Extent, second: Extent) -> CheckedCall | None:
-        """The call on arguments that lie there, with them; None unless its count alone differs."""
-        found = self.recounted(first, second)
-        if found is None:
-            return None
-        call, new, other = found.call, found.input, found.output
-        at, kind = (first[0], second[0], 0), call.dtype.numpy
-        if new.nbytes:
-            call.send = view_at(at[new.argument] + new.offset, new.nbytes, kind)
-        if other is new:
-            call.recv = call.send
-        elif other.nbytes:
-            call.recv = view_at(at[other.argument] + other.offset, other.nbytes, kind)
-        return found
-
     def recounted(self, first: Extent, second: Extent) -> CheckedCall | None:
-        """The same without them."""
+        """The call on arguments that lie there; None unless its count alone differs."""
         call, sent, received = self.call, self.input, self.output
-        count, (one, other) = call.count, self.nbytes
+        count, (one, other) = self.count, self.nbytes
         if one % count or other % count:
             return None
         # Bytes of each argument for one element of the count; the call has one argument at least.
@@ -98,7 +84,7 @@ class CheckedCall:
         parts = new, new if sent == received else received.scaled(count, now)
         call = call.on(call.send, call.recv)
         call.count, call.nbytes = now, call.nbytes // count * now
-        return CheckedCall(call, self.config, *parts, (first[1], second[1]))
+        return CheckedCall(call, self.config, *parts, (first[1], second[1]), now)
 
 
 class CallCache:
@@ -134,36 +120,14 @@ class CallCache:
             return checked.any_class, (start, end, 0, 0)
         return self._in_memory(checked, start, end)
 
-    def find_scaled(
-        self, key: Hashable, shape: Hashable, first: Extent, second: Extent
-    ) -> tuple[Any, Given] | None:
-        """A call whose count alone is new, kept like the one of its ``shape`` that was checked.
-
-        ``shape`` says what the key does but the counts. None where a call must be checked, or
-        chosen and prepared from the beginning.
-        """
-        if second[0] and first[0] and overlap(first, second):
-            if first != second:
-                return None
-            key, shape = (key, 0), (shape, 0)
-        like = next(iter(self._shapes.get(shape, ())), None)
-        before = None if like is None else like.any_class or like.prepared.get(None)
-        checked = None if like is None or before is None else like.scaled(first, second)
-        if checked is None:
-            return None
-        state, call, config = self._state, checked.call, checked.config
-        prepared = state.prepare_like(before, call, config)
-        given = prepared.given
-        if not prepared.any_class:
-            _, given = state.memory_class(call, config, extent_of(call.send), extent_of(call.recv))
-        with self._adding:
-            self._keep(checked, None, prepared, key)
-        return prepared, given
-
     def find_like(
         self, key: Hashable, shape: Hashable, first: Extent, second: Extent
     ) -> tuple[Any, Given] | None:
-        """The same on GPU ranks, where not one kernel runs every count: it may be prepared anew."""
+        """A call of GPU ranks whose count alone is new, kept like one that was checked.
+
+        ``shape`` says what the key does but the counts. Not one kernel runs every count: it may be
+        prepared anew. None where it must be checked.
+        """
         if second[0] and first[0] and overlap(first, second):
             if first != second:
                 return None
@@ -188,7 +152,7 @@ class CallCache:
                     prepared = state.prepare_like(like.prepared[kind], call, config)
         anew = prepared is None
         if prepared is None:
-            prepared = state.prepare(_viewed(call, extents, device_view), config, **self._how)
+            prepared = state.prepare(viewed(call, extents, device_view), config, **self._how)
         with self._adding:
             self._keep(checked, kind, prepared, key)
             if anew:
@@ -216,6 +180,7 @@ class CallCache:
             input_,
             output,
             (first[1], second[1]),
+            call.count,
         )
         # What is kept of a call on the host must not keep its arrays alive.
         whole = call if self._state.on_gpu else None
@@ -243,7 +208,7 @@ class CallCache:
         if prepared is None:
             view = device_view if state.on_gpu else view_at
             prepared = state.prepare(
-                whole or _viewed(call, extents, view), checked.config, **self._how
+                whole or viewed(call, extents, view), checked.config, **self._how
             )
             with self._adding:
                 self._keep(checked, kind, prepared)
@@ -280,7 +245,7 @@ class CallCache:
             self._prepared.clear()
 
 
-def _viewed(call: Call, extents: tuple[Extent, Extent], view: Callable[..., Any]) -> Call:
+def viewed(call: Call, extents: tuple[Extent, Extent], view: Callable[..., Any]) -> Call:
     """A call on buffers that lie there."""
     send, recv = (
         view(*extent, call.dtype.numpy) if extent[0] else array

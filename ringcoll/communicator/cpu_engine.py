@@ -27,6 +27,7 @@ from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.exchange import Exchange, keep, run_exchange
 from ringcoll.communicator.failures import more_frames, settle
 from ringcoll.communicator.group import current, of_thread
+from ringcoll.communicator.host_calls import HostCalls
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
@@ -71,6 +72,7 @@ class CpuEngine(Engine):
 
     def __init__(self, state: RankState, nranks: int) -> None:
         super().__init__(state, nranks)
+        self.calls: HostCalls = HostCalls(state)
         self._exchanges: dict[object, Exchange] = {}
 
     def collective(
@@ -87,18 +89,20 @@ class CpuEngine(Engine):
         """Find a call by its shape, or check and prepare it, and run it."""
         found = key = None
         sent = _read(sendbuf)
-        received = (0, None) if recvbuf is None else _read(recvbuf)
+        received = _NOTHING if recvbuf is None else _read(recvbuf)
         if sent is not None and received is not None:
-            (first, sends), (second, receives) = sent, received
+            first, sends, kind, free = sent
+            second, receives, other, to_write = received
             # With types: True and 1.0 are equal to 1.
             options = (*how.items(), *map(type, how.values())) if how else ()
-            key = name, op, root, root.__class__, sends, receives, options
+            shape = name, op, root, root.__class__, kind, free, other, to_write, options
+            key = shape, sends, receives
             try:
                 found = self.calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
             if found is None and key is not None:
-                found = self._find_scaled(key, first, second, sendbuf, recvbuf)
+                found = self._find_recounted(key, first, second, sendbuf, recvbuf)
         if found is None or of_thread.group is not None:
             arguments = arguments or (op, root)
             return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
@@ -117,13 +121,13 @@ class CpuEngine(Engine):
         return None
 
     @_explained
-    def _find_scaled(
+    def _find_recounted(
         self, key: _Key, first: int, second: int, sendbuf: Any, recvbuf: Any
     ) -> tuple[Any, Given] | None:
         """A call of which the count alone is new, on buffers at these addresses."""
         sent = first, 0 if sendbuf is None else sendbuf.nbytes
         received = second, 0 if recvbuf is None else recvbuf.nbytes
-        return self.calls.find_scaled(key, _without_counts(key), sent, received)
+        return self.calls.find_recounted(key, key[0], sent, received)
 
     @_explained
     def _first_call(
@@ -148,8 +152,8 @@ class CpuEngine(Engine):
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
             if key is None:
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
-            extents, shape = (_extent(sendbuf), _extent(recvbuf)), _without_counts(key)
-            found = self.calls.add(key, call, config, *extents, shape)
+            extents = _extent(sendbuf), _extent(recvbuf)
+            found = self.calls.add(key, call, config, *extents, key[0])
         request = LaunchRequest(found[0], addresses=found[1])
         return self._issue([request], later=later, alive=(sendbuf, recvbuf))
 
@@ -198,11 +202,11 @@ class CpuEngine(Engine):
         alive = sendbuf, recvbuf
         sent, received = _read(sendbuf), _read(recvbuf)
         if sent is not None and received is not None and of_thread.group is None:
-            (first, sends), (second, receives) = sent, received
-            extents = (first, sends and sendbuf.nbytes), (second, receives and recvbuf.nbytes)
+            (first, *sends), (second, *receives) = sent, received
+            extents = (first, first and sendbuf.nbytes), (second, second and recvbuf.nbytes)
             if not overlap(*extents):
                 options = (*how.items(), *map(type, how.values())) if how else ()
-                key = name, comparable(arguments), sends, receives, options
+                key = name, comparable(arguments), *sends, *receives, options
         try:
             kept = self._exchanges.get(key)
         except TypeError:  # an argument or an option that has no hash
@@ -289,10 +293,13 @@ class CpuEngine(Engine):
                 raise
 
 
-def _read(buffer: Any) -> tuple[int, Any] | None:
-    """The address of a numpy array, and what of its shape a call depends on; None: another kind."""
+_NOTHING = 0, 0, None, None
+
+
+def _read(buffer: Any) -> tuple[int, int, Any, bool | None] | None:
+    """Address, size and type of a numpy array, and whether it is writable; None: another kind."""
     if buffer is None:
-        return 0, None
+        return _NOTHING
     if type(buffer) is not np.ndarray:
         return None
     flags = buffer.flags
@@ -302,15 +309,9 @@ def _read(buffer: Any) -> tuple[int, Any] | None:
         at = addressof(c_char.from_buffer(buffer))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):  # the common case above saves a call
         at = address_of(buffer)
-    return at, (buffer.size, buffer.dtype, flags.writeable)
+    return at, buffer.size, buffer.dtype, flags.writeable
 
 
 def _extent(buffer: Any) -> Extent:
     """Where an array that was read lies."""
     return (0, 0) if buffer is None else (address_of(buffer), buffer.nbytes)
-
-
-def _without_counts(key: _Key) -> _Key:
-    """What of a call's key is not a count."""
-    name, op, root, kind, sends, receives, options = key
-    return name, op, root, kind, sends and sends[1:], receives and receives[1:], options

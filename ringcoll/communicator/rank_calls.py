@@ -155,7 +155,7 @@ class RankCalls(RankErrors):
     ) -> Work:
         """Run a prepared call on a thread that waits for it, or on the worker."""
         worker = self._ready_worker()
-        call, name = AsyncCollective(self, prepared, given, alive), prepared.shown
+        call, name = AsyncCollective(self, prepared, given, alive), prepared.shown_on(given)
         fabric = self.fabric
         if fabric.threads or fabric.nodes or prepared.call.nbytes >= DEFER_BYTES:
             return worker.submit(call, alive, name)

@@ -6,7 +6,7 @@ Done once for each set of arrays and hellos; the executor keeps the result for t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -18,9 +18,10 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program
 from ringcoll.errors import MismatchError
-from ringcoll.executors.binding import Binding, Pacer, TraceEntry
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall
+from ringcoll.executors.binding import Binding, Pacer, TraceEntry, slot_bytes
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows
 from ringcoll.executors.node_signals import NodeSignals
+from ringcoll.executors.recount import Recount
 from ringcoll.executors.rows import (
     NodeMessages,
     Row,
@@ -93,12 +94,7 @@ class Binder:
         slot = slot_bytes(call, layout)
         self.shared_state.need(program.scratch * program.slots * slot)
         user = self._user(call, choice, layout, hellos)
-        kept, spare = self._template(choice, call), active.prepared.spare
-        spare = spare and slot <= SMALL and trace is None and self.pacer is None
-        if spare:
-            bound = kept.take(half, active.prepared, layout, user, slot)
-            if bound is not None:
-                return bound
+        kept = self._template(choice, call)
         loads = [call.op or OPS["sum"]] * self.nranks
         if call.op is not None and call.op.scalar is not None:
             loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
@@ -111,8 +107,9 @@ class Binder:
                 lanes.append(tuple(bind_rows(lane, kept.wiring, binding)))
         parts = binding.user_parts
         bound = BoundRows(kept.total, lanes, kept.messages, kept.sources, user, parts)
-        if spare and len(binding.works) == kept.works:
-            bound.binding, kept.spare[half, call.in_place] = binding, active.prepared
+        patched = active.prepared.counts and slot <= SMALL and trace is None
+        if patched and len(binding.works) == kept.works:
+            bound.recount = Recount(binding, call)
         return bound
 
     def _template(self, choice: Choice, call: Call) -> ProgramTemplate:
@@ -224,30 +221,6 @@ class ProgramTemplate:
     sources: frozenset[int]
     works: int
     """How many rows move data, unless the count is too small; below 0 with a lane of many rows."""
-    spare: dict[tuple[int, bool], CpuCall] = field(default_factory=dict)
-    """By the half of SCRATCH, and in place or not, the last call whose count had not been seen."""
-
-    def take(
-        self,
-        half: int,
-        prepared: CpuCall,
-        layout: Layout,
-        user: dict[tuple[int, Buffer], Array],
-        slot: int,
-    ) -> BoundRows | None:
-        """The rows of that call with another count, unless it has come again."""
-        place = half, prepared.call.in_place  # else other arrays overlap
-        owner = self.spare.get(place)
-        if owner is None or not owner.spare:
-            return None
-        bound = owner.bound.pop((half,), None)  # first: an exception may leave it half done
-        if bound is None or bound.binding is None:
-            return None
-        if not bound.binding.resize(layout, user, slot):
-            owner.bound[half,] = bound
-            return None
-        owner.spare, bound.user, self.spare[place] = False, user, prepared
-        return bound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,14 +238,6 @@ class LongLane:
 
 def _works(lane: Sequence[RowTemplate]) -> int:
     return sum(row.step is not None and row.step.extent is not None for row in lane)
-
-
-def slot_bytes(call: Call, layout: Layout) -> int:
-    """Bytes of a SCRATCH slot: the longest slice in the widest type that a plan keeps there."""
-    item = call.dtype.itemsize
-    if call.op is not None:
-        item = max(item, call.dtype.partial.itemsize)
-    return -(-layout.width() * item // 64) * 64
 
 
 @dataclass(frozen=True, slots=True)

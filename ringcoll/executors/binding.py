@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import ReduceOp
 from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Layout
@@ -80,28 +81,9 @@ class Binding:
         array = self.user[chunk.rank, chunk.buffer][offset : offset + count]
         return array.view(np.uint8) if operand.copies else array
 
-    def resize(
-        self, layout: Layout, user: Mapping[tuple[int, Buffer], Array], slot_bytes: int
-    ) -> bool:
-        """Give the rows the chunks of another count; False if a row has none then."""
-        self.spans, before = {}, (self.layout, self.user, self.slot_bytes, self.spans)
-        self.layout, self.user, self.slot_bytes = layout, user, slot_bytes
-        counts = [self.span(extent)[1] for extent, _, _, _, _ in self.works]
-        if not all(counts):
-            self.layout, self.user, self.slot_bytes, self.spans = before
-            return False
-        self.user_parts.clear()
-        for count, (_, from_, to, srcs, dsts) in zip(counts, self.works, strict=True):
-            self.views(from_, count, srcs)
-            self.views(to, count, dsts)
-        return True
-
-    def views(
-        self, operands: Sequence[Operand], count: int, found: list[Array] | None = None
-    ) -> list[Array]:
-        """A slice of each chunk, in ``found`` too; notes the parts of this rank's buffers."""
-        found = [] if found is None else found
-        found.clear()
+    def views(self, operands: Sequence[Operand], count: int) -> list[Array]:
+        """A slice of each chunk; notes the parts of this rank's buffers."""
+        found: list[Array] = []
         for k, operand in enumerate(operands):
             found.append(self.view(operand, count))
             if operand.own:
@@ -109,3 +91,11 @@ class Binding:
                 part = slice(first * item, (first + count) * item)
                 self.user_parts.append((found, k, (operand.chunk.buffer, operand.copies), part))
         return found
+
+
+def slot_bytes(call: Call, layout: Layout) -> int:
+    """Bytes of a SCRATCH slot: the longest slice in the widest type that a plan keeps there."""
+    item = call.dtype.itemsize
+    if call.op is not None:
+        item = max(item, call.dtype.partial.itemsize)
+    return -(-layout.width() * item // 64) * 64

@@ -62,7 +62,7 @@ class CallEntries:
 
     def _compare_hellos(self, active: ActiveCall) -> None:
         """Compare this rank's hello with those that have arrived."""
-        mine, base = active.prepared.signature, active.epoch << 32
+        mine, base = active.signature, active.epoch << 32
         at, entered = self.shared_state.signatures[active.epoch & 3], self.shared_state.entered
         for words in self.entered:
             # In this order: the slot holds an older signature until the rank has entered.
@@ -83,7 +83,7 @@ class CallEntries:
         calls = []
         for rank in range(self.nranks):
             if state.words[rank][state.entered] >= epoch << 32:
-                calls.append((rank, state.recorded(rank, state.hello(rank, epoch).record)))
+                calls.append((rank, state.shown(rank, epoch)))
             else:
                 calls.append((rank, (others or {}).get(rank, "has not entered it yet")))
         return different_calls(f"call {epoch} on rank {self.rank}", calls)
@@ -147,5 +147,4 @@ class CallEntries:
         epoch = state.words[rank][state.entered] >> 32
         if not epoch:
             return ""
-        text = state.recorded(rank, state.hello(rank, epoch).record)
-        return f" (the last call of rank {rank} was call {epoch}, {text})"
+        return f" (the last call of rank {rank} was call {epoch}, {state.shown(rank, epoch)})"

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from ringcoll.executors.drive import Task
 
-Given = tuple[int, int, int, int]
+Given = tuple[int, ...]
 """What a launch is given: the addresses of INPUT and OUTPUT, 0 without one, and both as peers reach
-them, 0 where they do not."""
+them, 0 where they do not; on CPU ranks the count too, where the call has been prepared for many."""
 
 
 class Prepared(Protocol):

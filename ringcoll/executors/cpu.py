@@ -18,11 +18,11 @@ from ringcoll.executors.binder import Binder, HostFits, agreed
 from ringcoll.executors.binding import Pacer, TraceEntry
 from ringcoll.executors.call_entries import CallEntries
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall, signature_of
 from ringcoll.executors.drive import Lane, Pause, Task, drive, row_steps, run_paced_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.node_signals import open_node_signals
-from ringcoll.executors.shared_state import RECORDS, Hello, SharedState
+from ringcoll.executors.shared_state import ANY_COUNT, RECORDS, Hello, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
@@ -30,10 +30,8 @@ from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.tuner import Choice, CpuRanks, Limits
 from ringcoll.tuner.cpu import waits_for_hellos
 from ringcoll.tuner.kept import KeptChoices
+from ringcoll.tuner.measured import AGREED_BYTES
 from ringcoll.views import extent_of, start_of
-
-BOUND = 64
-"""Rows that a prepared call keeps: by the half of SCRATCH, and by where peers' buffers lie."""
 
 
 class CpuExecutor(CallEntries):
@@ -86,16 +84,19 @@ class CpuExecutor(CallEntries):
         else:
             options, staged = like.options, like.staged
         agrees = waits_for_hellos(call, limits)
-        shown = call.signature()
+        shown, count = call.signature(), 0
+        if call.count and not (call.counts or call.custom_signature):
+            # The hello has it: another count changes no text.
+            shown, count = shown.replace(f"count={call.count}", ANY_COUNT, 1), call.count
         text = f"{shown} {options}".rstrip()
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        signature = int.from_bytes(digest, "little") or 1
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         number, any_class = next(self.shared_state.numbers), not (agrees or self.fabric.nodes)
         reached = (0, 0)
         if not any_class:
             find = self.binder.mapped_address
             reached = find(*extent_of(call.send)), find(*extent_of(call.recv))
-        hello = Hello(signature, number, *reached, call.in_place, _factor(call))
+        signature = signature_of(digest, count)
+        hello = Hello(signature, number, *reached, call.in_place, _factor(call), count)
         if options:
             # Refuse wrong options before the other ranks see the call.
             words = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
@@ -108,7 +109,7 @@ class CpuExecutor(CallEntries):
             limits,
             staged,
             options,
-            signature,
+            digest,
             text,
             agrees,
             hello,
@@ -118,7 +119,7 @@ class CpuExecutor(CallEntries):
             given=(start_of(call.send), start_of(call.recv), *reached),
             any_class=any_class,
             shown=call.tagged(shown),
-            spare=like is not None and any_class,
+            each=_bytes_of_one(call) if count else (0, 0, 0),
         )
 
     def choice(self, call: Call, limits: Limits) -> Choice:
@@ -168,7 +169,7 @@ class CpuExecutor(CallEntries):
         if prepared.agrees and prepared.changes != self.symmetric.changes:
             self._refresh_mappings(prepared)
         epoch, number = self.epoch + 1, prepared.hello.record
-        active = ActiveCall(prepared, epoch)
+        active = ActiveCall(prepared, epoch, prepared.hello.signature)
         recorded = self.shared_state.record_numbers[number % RECORDS] == number
         if not recorded:
             self.shared_state.record(number, prepared.call.tagged(prepared.signature_text))
@@ -216,40 +217,50 @@ class CpuExecutor(CallEntries):
                 *self.shared_state.hello_bytes(epoch, scaled=prepared.hello.scalar is not None),
             )
         else:
-            key = (epoch & 1,)
+            key = epoch & 1, prepared.call.count
         bound = prepared.bound.get(key)
+        if bound is not None:
+            bound.again = True
+        elif prepared.counts:
+            bound = prepared.take(epoch & 1)
         if bound is None or self.trace is not None:
-            ranks = range(self.nranks) if prepared.agrees else ()
-            hellos = [self.shared_state.hello(rank, epoch) for rank in ranks]
-            try:
-                call, limits = prepared.call, prepared.staged
-                if prepared.agrees:
-                    mapped, in_place = agreed(
-                        call,
-                        hellos,
-                        rank=self.rank,
-                        nranks=self.nranks,
-                        alike=callable(limits.algorithm) or call.collective == "all_to_all",
-                    )
-                    limits = replace(prepared.limits, mapped=mapped, in_place=in_place)
-                choice, layout = self.choices.find(call, limits)
-                if prepared.chosen is not None:
-                    prepared.chosen(call, choice.on(layout=layout))
-                bound = self.binder.bind(active, choice, layout, hellos, self.trace)
-            except (UsageError, PlanError):
-                # All ranks raise the same error, and no data have moved.
-                self.finish(active)
-                raise
-            bound.given = prepared.given
-            if self.trace is None:
-                while len(prepared.bound) >= BOUND:
-                    prepared.bound.pop(next(iter(prepared.bound)))
-                prepared.bound[key] = bound
-        else:
-            prepared.spare = False
-            if bound.given != prepared.given:
-                bound.move_to(prepared.call, prepared.given)
+            bound = self._bind_anew(active, key)
+        elif bound.given != prepared.given:
+            bound.move_to(prepared.call, prepared.given)
         active.bound = bound
+        return bound
+
+    def _bind_anew(self, active: ActiveCall, key: tuple[object, ...]) -> BoundRows:
+        """Choose what a call runs, and bind all its rows."""
+        prepared, epoch = active.prepared, active.epoch
+        call, limits = prepared.call, prepared.staged
+        ranks = range(self.nranks) if prepared.agrees else ()
+        hellos = [self.shared_state.hello(rank, epoch) for rank in ranks]
+        try:
+            if prepared.agrees:
+                mapped, in_place = agreed(
+                    call,
+                    hellos,
+                    rank=self.rank,
+                    nranks=self.nranks,
+                    alike=callable(limits.algorithm) or call.collective == "all_to_all",
+                )
+                limits = replace(prepared.limits, mapped=mapped, in_place=in_place)
+            choice, layout = self.choices.find(call, limits)
+            if prepared.chosen is not None:
+                prepared.chosen(call, choice.on(layout=layout))
+            elif prepared.any_class and prepared.hello.count and self.pacer is None:
+                most = AGREED_BYTES.value // prepared.each[2]
+                counts = self.choices.alike(call, limits)
+                prepared.counts = range(counts.start, min(counts.stop, most + 1))
+            bound = self.binder.bind(active, choice, layout, hellos, self.trace)
+        except (UsageError, PlanError):
+            # All ranks raise the same error, and no data have moved.
+            self.finish(active)
+            raise
+        bound.given, bound.count = prepared.given, call.count
+        if self.trace is None:
+            prepared.keep(key, bound)
         return bound
 
     def lanes(self, active: ActiveCall) -> list[Lane]:
@@ -274,7 +285,7 @@ class CpuExecutor(CallEntries):
             node_signals, met = self.node_signals, self._came_from(active, bound)
             self.idle(lambda: node_signals.settled(active.epoch, met))
         if bound is not None:
-            mine, at = active.prepared.signature, self.shared_state.signatures[active.epoch & 3]
+            mine, at = active.signature, self.shared_state.signatures[active.epoch & 3]
             for words in self.entered:
                 if words[at] != mine:  # of another call, or of one before
                     self._compare_hellos(active)
@@ -322,3 +333,9 @@ def _factor(call: Call) -> complex | None:
     if scalar is None:
         return None
     return int(scalar.real) if call.dtype.category == "int" else complex(scalar)
+
+
+def _bytes_of_one(call: Call) -> tuple[int, int, int]:
+    """Bytes of both arrays and of a call for each element of its count."""
+    sent, received = (0 if array is None else array.nbytes for array in (call.send, call.recv))
+    return sent // call.count, received // call.count, call.nbytes // call.count

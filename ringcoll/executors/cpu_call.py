@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
-from ringcoll.executors.binding import Binding, UserPart
+from ringcoll.executors.binding import UserPart
 from ringcoll.executors.contract import Given
-from ringcoll.executors.rows import (
-    Row,
-)
-from ringcoll.executors.shared_state import Hello
+from ringcoll.executors.recount import Recount
+from ringcoll.executors.rows import Row
+from ringcoll.executors.shared_state import ANY_COUNT, Hello
 from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Choice, Limits
 from ringcoll.views import view_at
@@ -23,11 +22,23 @@ from ringcoll.views import view_at
 Array = npt.NDArray[Any]
 
 
+COUNTS = 16
+"""Rows that a prepared call keeps: by the half of SCRATCH, and by the count."""
+
+PLACES = 64
+"""The same where peers' buffers take part: by the half, and by where these lie."""
+
+
+def signature_of(digest: int, count: int) -> int:
+    """The word that peers compare: ranks with other counts differ in it; 0 is none."""
+    return (digest + count) % (1 << 64) or 1
+
+
 Chosen = Callable[[Call, Choice], None]
 """What the communicator does with each new choice of a call: it logs it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BoundRows:
     """A program bound to memory for one half of SCRATCH."""
 
@@ -42,8 +53,10 @@ class BoundRows:
     """The arrays of the call, which lanes of many rows bind anew each time."""
     user_parts: list[UserPart] = field(default_factory=list)
 
-    given: Given = (0, 0, 0, 0)  # the arrays at hand
-    binding: Binding | None = None  # where the rows may be given another count
+    given: Given = ()  # the arrays at hand
+    recount: Recount | None = None  # where the rows may be given another count
+    count: int = 0
+    again: bool = False  # whether their count has come again: they stay with it
 
     def move_to(self, call: Call, given: Given) -> None:
         """Let the rows work on the arrays of a call of the same shape."""
@@ -61,16 +74,20 @@ class BoundRows:
         self.given = given
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CpuCall:
-    """A checked call of this rank with what is kept for the next call of its shape."""
+    """A checked call of this rank with what is kept for the next call of its shape.
 
-    call: Call  # with the arrays of the last one
+    It serves all ``counts``: those for which the same plan runs in as many slices. A launch is
+    given one of them with its addresses, and patches what depends on either.
+    """
+
+    call: Call  # with the arrays and the count of the last one
     limits: Limits  # without the memory, which the hellos name
     staged: Limits  # with the memory that is assumed where the ranks do not wait for hellos
     options: str  # of the signature
-    signature: int
-    signature_text: str
+    digest: int  # of the signature without the count
+    signature_text: str  # with ANY_COUNT where the hello has the count
     agrees: bool
     hello: Hello
     chosen: Chosen | None = None
@@ -78,23 +95,74 @@ class CpuCall:
     timeout: float = 60.0
     changes: int = 0
 
-    given: Given = (0, 0, 0, 0)  # of its arrays
+    given: Given = ()  # of its arrays
     any_class: bool = False  # whether it does not matter which memory peers reach
-    shown: str = ""  # what errors and works say of it
-    spare: bool = False  # whether its rows may go to another count: it may never come again
+    shown: str = ""  # what errors and works say of it, with ANY_COUNT
+    counts: range = range(0)  # others than its own that it serves, known once rows are bound
+    spare: dict[int, BoundRows] = field(default_factory=dict)
+    """By the half of SCRATCH the rows of a count that had not come before."""
+    taken: dict[int, None] = field(default_factory=dict)
+    """Counts whose rows others have now: they get rows of their own when they come again."""
+    each: tuple[int, int, int] = (0, 0, 0)  # bytes of both arrays and of the call for a count of 1
+
+    def shown_on(self, given: Given | None) -> str:
+        """What errors and works say of a launch."""
+        count = given[4] if given is not None and len(given) > 4 else self.call.count
+        return self.shown.replace(ANY_COUNT, f"count={count}", 1)
+
+    def take(self, half: int) -> BoundRows | None:
+        """Patch rows of another count for that of the call, which has not come or come rarely.
+
+        None: it is to have rows of its own.
+        """
+        rows, count = self.spare.get(half), self.call.count
+        if rows is None or rows.again or count in self.taken:
+            if len(self.bound) < COUNTS:
+                return None
+            rows = next((rows for key, rows in self.bound.items() if key[0] == half), None)
+        # First: an exception may leave them half patched.
+        if rows is None or rows.recount is None or self.bound.pop((half, rows.count), None) is None:
+            return None
+        before = rows.count
+        if not rows.recount.to(count):
+            self.bound[half, before] = rows
+            return None
+        rows.count, rows.given, rows.again = count, (), False
+        self.taken.pop(count, None)
+        self.taken[before] = None
+        if len(self.taken) > 4 * COUNTS:
+            del self.taken[next(iter(self.taken))]
+        self.bound[half, count] = self.spare[half] = rows
+        return rows
+
+    def keep(self, key: tuple[Any, ...], rows: BoundRows) -> None:
+        """Keep rows for the next call; they may go to another count unless theirs comes again."""
+        if rows.recount is not None and rows.count not in self.taken:
+            self.spare[key[0]] = rows
+        while len(self.bound) >= (COUNTS if self.counts else PLACES):
+            self.bound.pop(next(iter(self.bound)))
+        self.bound[key] = rows
 
     def move_to(self, given: Given) -> None:
         """Take the arrays at other addresses, to which rows are bound when they are to run."""
         call = self.call  # nobody else has it
-        send, recv, (start, end, _, _) = call.send, call.recv, given
+        send, recv, start, end = call.send, call.recv, given[0], given[1]
+        self.given = ()  # an error below leaves all to be done again
+        sent, received = 0 if send is None else send.nbytes, 0 if recv is None else recv.nbytes
+        if len(given) > 4 and given[4] != call.count:
+            count, (sent, received, nbytes) = given[4], self.each
+            sent, received = count * sent, count * received
+            call.count, hello = 0, self.hello
+            hello.count, hello.signature = count, signature_of(self.digest, count)
+            call.nbytes, call.count = count * nbytes, count
         if send is not None and start:
-            call.send = view_at(start, send.nbytes, send.dtype)
+            send = call.send = view_at(start, sent, send.dtype)
         if recv is not None and end:
-            same = end == start and send is not None and recv.nbytes == send.nbytes
-            call.recv = call.send if same else view_at(end, recv.nbytes, recv.dtype)
+            same = end == start and sent == received
+            call.recv = send if same else view_at(end, received, recv.dtype)
         if not self.any_class:
             self.hello = replace(self.hello, send=given[2], recv=given[3])
-        self.given = given  # last: an error before it leaves all to be done again
+        self.given = given
 
 
 @dataclass(slots=True)
@@ -103,4 +171,5 @@ class ActiveCall:
 
     prepared: CpuCall
     epoch: int
+    signature: int  # the prepared call may be of another count before it is compared
     bound: BoundRows | None = None

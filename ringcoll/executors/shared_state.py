@@ -4,8 +4,9 @@ Every rank owns one segment. All words are 8 bytes, aligned, with one writer:
 
 * *entered*: the newest epoch that the rank has entered. It only grows: "entered >= base".
 * *hello*: signature, number of the record that explains it, the user's buffers (mapping << 48 |
-  offset), in place or not, premul_sum's factor. Four slots by epoch & 3: a rank in call x still
-  compares the hellos of x - 1, and a peer can be in x + 1.
+  offset), in place or not and the count where the record leaves it open, premul_sum's factor. Four
+  slots by epoch & 3: a rank in call x still compares the hellos of x - 1, and a peer can be in
+  x + 1.
 * *flags*: for each other rank the counts that it posts here, (epoch << 32 | count), never reset.
 * *pairs*: the same for point-to-point, one set for each context, peer and direction. Messages are
   one context, the v-variants made of sends and receives another: neither waits for the other.
@@ -46,6 +47,9 @@ FLAGS = 64
 CONTEXTS = MESSAGES, VECTOR = 0, 1
 """Of point-to-point: messages, and the v-variants of sends and receives."""
 
+ANY_COUNT = "count=*"
+"""What the record of a call has where its count, which its hello has, would be."""
+
 _PAIR_FLAGS = 8
 RECORDS = 256
 """Calls whose text a rank keeps, for error messages: more than a communicator caches."""
@@ -59,7 +63,7 @@ _HEAD = struct.Struct("Q")
 class Hello:
     """What a rank publishes when it enters a call; see the module's docstring.
 
-    Nobody writes to it. It is not frozen because every new count makes one: that takes 1 µs longer.
+    Only a prepared call that takes another count writes to its own.
     """
 
     signature: int
@@ -68,6 +72,7 @@ class Hello:
     recv: int = 0
     in_place: bool = False
     scalar: complex | None = None
+    count: int = 0  # 0: the record has it
 
 
 class SharedState:
@@ -141,7 +146,7 @@ class SharedState:
         words[at + 1] = hello.record
         words[at + 2] = hello.send
         words[at + 3] = hello.recv
-        words[at + 4] = hello.in_place
+        words[at + 4] = hello.count << 1 | hello.in_place
         scalar = hello.scalar
         if scalar is not None:
             words[at + 7] = isinstance(scalar, int)
@@ -158,8 +163,9 @@ class SharedState:
         scalar: complex = words[at + 5]
         if not words[at + 7]:
             scalar = complex(*_SCALAR.unpack(struct.pack("QQ", words[at + 5], words[at + 6])))
+        in_place, count = bool(words[at + 4] & 1), words[at + 4] >> 1
         return Hello(
-            words[at], words[at + 1], words[at + 2], words[at + 3], bool(words[at + 4]), scalar
+            words[at], words[at + 1], words[at + 2], words[at + 3], in_place, scalar, count
         )
 
     def hello_bytes(self, epoch: int, *, scaled: bool) -> list[bytes]:
@@ -214,6 +220,12 @@ class SharedState:
             return "a call whose record is gone"
         length = min(head & 0xFFFF, _RECORD_BYTES - 8)
         return row[at + 8 : at + 8 + length].tobytes().decode(errors="replace")
+
+    def shown(self, rank: int, epoch: int) -> str:
+        """The text of the call that ``rank`` has entered as its ``epoch``."""
+        hello = self.hello(rank, epoch)
+        text = self.recorded(rank, hello.record)
+        return text.replace(ANY_COUNT, f"count={hello.count}", 1) if hello.count else text
 
     def close(self) -> None:
         """Release the memory; the fabric unmaps it."""

@@ -48,9 +48,7 @@ class KeptChoices:
         if callable(limits.algorithm):  # it may return another plan each time
             found = choose(call, self._machine, limits, self._fits)
             return found, found.layout
-        in_place, dtype = call.in_place if limits.in_place is None else limits.in_place, call.dtype
-        size = power(call.nbytes), dtype.name, dtype.wide
-        key = call.collective, call.root, in_place, *size, limits
+        key = _key(call, limits)
         kept = self._kept.get(key)
         if kept is not None:
             found, counts = kept
@@ -67,6 +65,15 @@ class KeptChoices:
                 self._kept.pop(next(iter(self._kept)), None)
             self._kept[key] = found, counts
         return found, found.layout
+
+    def alike(self, call: Call, limits: Limits) -> range:
+        """Counts for which :meth:`find` gives the choice of this call, in its slices."""
+        kept = self._kept.get(_key(call, limits))
+        if kept is None or call.count not in kept[1]:
+            return range(0)
+        counts, each, size = kept[1], call.nbytes // call.count, power(call.nbytes)
+        first, last = size // 2 // each + 1, size // each  # of this power of two
+        return range(max(first, counts.start), min(last + 1, counts.stop))
 
     def _holds(self, found: Choice, call: Call, limits: Limits) -> bool:
         """Whether the plan and the launch of a choice, laid out for this call, are its own."""
@@ -91,6 +98,13 @@ class KeptChoices:
             if not self._holds(other, call, limits):
                 return range(0)
         return range(ends[0], ends[1] + 1)
+
+
+def _key(call: Call, limits: Limits) -> tuple[object, ...]:
+    """What a choice of CPU ranks depends on, but for the slices and the SCRATCH of the count."""
+    in_place, dtype = call.in_place if limits.in_place is None else limits.in_place, call.dtype
+    size = power(call.nbytes), dtype.name, dtype.wide
+    return call.collective, call.root, in_place, *size, limits
 
 
 def counts_alike(found: Choice, call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> range:

@@ -16,11 +16,13 @@ import ringcoll
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.communicator.call_cache import CACHED_CALLS, CallCache
+from ringcoll.communicator.call_cache import CACHED_CALLS
 from ringcoll.communicator.explaining import call_of
+from ringcoll.communicator.host_calls import HostCalls
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import Error
-from ringcoll.executors.binder import HostFits, ProgramTemplate
+from ringcoll.executors.binder import HostFits
+from ringcoll.executors.cpu_call import COUNTS, CpuCall
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 from ringcoll.tuner import Choice, CpuRanks, Limits, choose, measured
@@ -111,14 +113,14 @@ def test_a_users_algorithm_is_asked_for_every_choice():
 def scaled(monkeypatch):
     """For each call that was not found by its count, whether its shape was."""
     found: list[bool] = []
-    honest = CallCache.find_scaled
+    honest = HostCalls.find_recounted
 
-    def find_scaled(*args: Any) -> Any:
+    def find_recounted(*args: Any) -> Any:
         result = honest(*args)
         found.append(result is not None)
         return result
 
-    monkeypatch.setattr(CallCache, "find_scaled", find_scaled)
+    monkeypatch.setattr(HostCalls, "find_recounted", find_recounted)
     return found
 
 
@@ -200,12 +202,18 @@ def test_ranks_with_different_counts_that_they_have_not_seen_are_told_both():
 
 def test_a_count_not_seen_is_shown_with_its_tag():
     def work(comm):
-        for count in (3, 4, 5):
-            comm.all_reduce(np.ones(count), tag="gradients")
-        kept = [checked.any_class for checked in comm._engine.calls._checked.values()]
-        return [(one.signature_text.split()[1], one.call.tag) for one in kept]
+        shown, host = [], comm._state._host
+        for count in (3, 4, 5, 4):
+            comm.all_reduce(np.ones(count), tag="count=*")
+            shown.append([host.shared_state.shown(rank, host.epoch) for rank in range(2)])
+            comm.barrier()
+        later = comm.all_reduce(np.ones(7), tag="gradients", async_op=True)
+        later.wait()
+        return shown, repr(later)
 
-    wanted = [(f"count={count}", "gradients") for count in (3, 4, 5)]
+    texts = [f"all_reduce count={count} dtype=float64 op=sum tag=count=*" for count in (3, 4, 5, 4)]
+    work_text = "all_reduce count=7 dtype=float64 op=sum tag=gradients"
+    wanted = [[text] * 2 for text in texts], f"<ringcoll.Work {work_text}: finished>"
     assert ringcoll.spawn(work, 2) == [wanted] * 2
 
 
@@ -239,7 +247,8 @@ def test_a_count_not_seen_enters_few_functions():
 def test_rows_that_had_another_count_give_what_new_ones_give(monkeypatch, dtype, algorithm, op):
     """Counts come once, again at once, again later; some leave ranks without a chunk."""
     kind, rng = dtype_of(dtype).numpy, random.Random(op + dtype)
-    once = [rng.choice((1, 2, 64, 100, 3000, 20_000, rng.randrange(1, 9000))) for _ in range(50)]
+    some = 1, 2, 64, 100, 3000, 20_000
+    once = [rng.choice((*some, *(rng.randrange(1, 9000) for _ in range(9)))) for _ in range(80)]
     counts = [count for count in once for _ in range(rng.choice((1, 1, 1, 2, 3)))]
 
     def work(comm):
@@ -251,16 +260,16 @@ def test_rows_that_had_another_count_give_what_new_ones_give(monkeypatch, dtype,
             found.append(y.tobytes())
         return found
 
-    taken, take = [0, 0], ProgramTemplate.take
+    taken, take = [0, 0], CpuCall.take
 
     def counted(*args: Any) -> Any:
         rows = take(*args)
         taken[rows is not None] += 1
         return rows
 
-    monkeypatch.setattr(ProgramTemplate, "take", counted)
+    monkeypatch.setattr(CpuCall, "take", counted)
     first = ringcoll.spawn(work, 3)
-    monkeypatch.setattr(ProgramTemplate, "take", lambda *_: None)
+    monkeypatch.setattr(CpuCall, "take", lambda *_: None)
     assert ringcoll.spawn(work, 3) == first
     assert taken[0]
     assert taken[1]
@@ -268,22 +277,42 @@ def test_rows_that_had_another_count_give_what_new_ones_give(monkeypatch, dtype,
 
 def test_rows_go_to_the_next_new_count_unless_theirs_has_come_again():
     def work(comm):
-        kept: dict[int, Any] = {}
+        memory = np.ones(1000)
 
-        def call(count: int) -> None:
-            comm.all_reduce(np.ones(count), op="max")
-            kept[count] = next(reversed(comm._engine.calls._checked.values())).any_class
+        def rows(*counts: int) -> list[int]:
+            """The counts that have rows after calls, each in the same half of SCRATCH."""
+            for count in counts:
+                comm.all_reduce(memory[:count], op="max")
+                comm.barrier()
+            (kept,) = {c.any_class for c in comm._engine.calls._checked.values() if c.count > 512}
+            return [count for _, count in kept.bound]
 
-        for count in (100, 1, 2, 3):  # each has the other half of SCRATCH than the one before
-            call(count)
-        rows = [len(kept[count].bound) for count in (1, 2, 3)]
-        for _ in range(4):
-            comm.all_reduce(np.ones(1), op="max")
-        for count in (4, 5, 6):
-            call(count)
-        return rows, [len(kept[count].bound) for count in range(1, 7)]
+        first = rows(600), rows(601), rows(602)
+        stays = rows(602, 603), rows(604)
+        # The first come again, and are given rows of their own from then on.
+        return first, stays, rows(600, 601, 605), rows(600, 601, 602, 605, 606)
 
-    assert ringcoll.spawn(work, 2) == [([0, 1, 1], [2, 0, 0, 0, 1, 1])] * 2
+    first, stays = ([600], [601], [602]), ([602, 603], [602, 604])
+    back = [602, 600, 601, 605], [602, 600, 601, 605, 606]
+    assert ringcoll.spawn(work, 2) == [(first, stays, *back)] * 2
+
+
+def test_rows_of_many_counts_are_bounded_whatever_comes_again():
+    def work(comm):
+        memory, rng = np.ones(1024), random.Random(3)
+        for _ in range(600):
+            count = rng.randrange(513, 1025)
+            for _ in range(rng.choice((1, 2, 3))):
+                memory[:count] = comm.rank
+                comm.all_reduce(memory[:count])
+                assert memory[:count].tolist() == [1.0] * count
+        (kept,) = {checked.any_class for checked in comm._engine.calls._checked.values()}
+        assert all(
+            (half, rows.count) == key for key, rows in kept.bound.items() for half in key[:1]
+        )
+        return len(kept.bound), len(kept.taken) <= 4 * COUNTS, len(kept.spare)
+
+    assert ringcoll.spawn(work, 2) == [(COUNTS, True, 2)] * 2
 
 
 def test_threads_that_make_calls_of_ever_new_counts(monkeypatch):

@@ -1,0 +1,118 @@
+"""Prepared calls of CPU ranks, found for counts that have not come before too.
+
+A call that waits for no hellos is prepared for all counts that run the same plan in as many slices.
+Every launch is given its count with its addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from ringcoll.communicator.call_cache import (
+    CACHED_CALLS,
+    CallCache,
+    CheckedCall,
+    evict,
+    overlap,
+    viewed,
+)
+from ringcoll.executors.contract import Given
+from ringcoll.views import Extent, extent_of, view_at
+
+
+class HostCalls(CallCache):
+    """The prepared calls of one communicator of CPU ranks."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
+        self._of_size: dict[Hashable, CheckedCall] = {}
+        """By shape and power of two, the call whose preparation serves counts about its own."""
+
+    def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
+        """As of any calls, with the count."""
+        checked = self._checked.get(key)
+        if second and first:
+            distance = second - first
+            if checked is None or -checked.nbytes[1] < distance < checked.nbytes[0]:
+                checked = self._checked.get((key, distance))
+        if checked is None:
+            return None
+        at, input_, output = (first, second, 0), checked.input, checked.output
+        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
+        if checked.any_class is not None:
+            return checked.any_class, (start, end, 0, 0, checked.count)
+        return self._in_memory(checked, start, end)
+
+    def find_recounted(
+        self, key: Hashable, shape: Hashable, first: Extent, second: Extent
+    ) -> tuple[Any, Given] | None:
+        """A call whose count alone is new, kept like the one of its ``shape`` that was checked.
+
+        ``shape`` says what the key does but the counts. None where a call must be checked, or
+        chosen and prepared from the beginning.
+        """
+        (start, sent), (end, received) = first, second
+        if end and start and overlap(first, second):
+            if first != second:
+                return None
+            key, shape = (key, 0), (shape, 0)
+        likes = self._shapes.get(shape)
+        if likes is None:
+            return None
+        before, (one, other), whole = likes[0].count, likes[0].nbytes, likes[0].call.nbytes
+        count = sent * before // one if one else received * before // (other or 1)
+        size = shape, (count * whole // before - 1).bit_length()
+        like = self._of_size.get(size, likes[0])
+        prepared = like.any_class
+        if prepared is None or count not in prepared.counts or one % before or other % before:
+            return self._prepare_like(likes[0], key, size, first, second)
+        if sent * before != count * one or received * before != count * other:
+            return None
+        input_, output = like.input, like.output
+        if input_.offset or output.offset:
+            input_, output = input_.scaled(like.count, count), output.scaled(like.count, count)
+        checked = CheckedCall(
+            like.call, like.config, input_, output, (sent, received), count, prepared
+        )
+        with self._adding:
+            evict(self._checked, CACHED_CALLS)
+            self._checked[key] = checked
+        at = start, end, 0
+        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
+        return prepared, (start, end, 0, 0, count)
+
+    def _prepare_like(
+        self, like: CheckedCall, key: Hashable, size: Hashable, first: Extent, second: Extent
+    ) -> tuple[Any, Given] | None:
+        """A call prepared anew, for counts about its own where these run alike."""
+        before = like.any_class or like.prepared.get(None)
+        checked = None if before is None else like.recounted(first, second)
+        if checked is None:
+            return None
+        state, at, config = self._state, (first[0], second[0], 0), checked.config
+        input_, output = checked.input, checked.output
+        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
+        extents = (start, input_.nbytes), (end, output.nbytes)
+        call = viewed(checked.call, extents, view_at)
+        prepared = state.prepare_like(before, call, config)
+        given: Given = start, end, 0, 0, checked.count
+        if not prepared.any_class:
+            _, given = state.memory_class(call, config, extent_of(call.send), extent_of(call.recv))
+        with self._adding:
+            self._keep(checked, None, prepared, key)
+            evict(self._of_size, CACHED_CALLS)
+            self._of_size[size] = checked
+        return prepared, given
+
+    def _in_memory(
+        self, checked: CheckedCall, start: int, end: int, whole: Any = None
+    ) -> tuple[Any, Given]:
+        prepared, given = super()._in_memory(checked, start, end, whole)
+        return prepared, (start, end, 0, 0, checked.count) if prepared.any_class else given
+
+    def clear(self) -> None:
+        """Drop all calls."""
+        super().clear()
+        with self._adding:
+            self._of_size.clear()

@@ -1,0 +1,79 @@
+"""Bound rows for another count: which parts of memory their arrays are, by plain arithmetic.
+
+What else there is of a row depends on no count: its signals, its operator, and how its arrays
+overlap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arguments.calls import Call
+from ringcoll.chunks import Buffer
+from ringcoll.executors.binding import Binding, Operand, slot_bytes
+from ringcoll.launch import Layout
+
+Array = npt.NDArray[Any]
+
+
+class Recount:
+    """Where the rows of a binding hold arrays; they have one share, and staged buffers."""
+
+    __slots__ = ("_call", "_in_scratch", "_in_user", "_layout", "_parts", "_spans", "_whole")
+
+    def __init__(self, binding: Binding, call: Call) -> None:
+        layout = self._layout = binding.layout
+        self._whole = layout.collective.chunks == layout.slices == 1
+        self._call, self._parts = call, binding.user_parts
+        self._spans: list[tuple[Buffer, int, int]] = []
+        # The number of the span, the list and the index; how many elements of the array are one of
+        # the chunk. Then all of SCRATCH, the slot, and bytes of an element of the array.
+        self._in_scratch: list[tuple[int, list[Array], int, int, Array, int, int]] = []
+        self._in_user: list[tuple[int, list[Array], int, int, tuple[Buffer, bool]]] = []
+        numbers: dict[int, int] = {}
+
+        def span(operand: Operand) -> int:
+            number = numbers.setdefault(operand.span, len(numbers))
+            if number == len(self._spans):
+                self._spans.append((operand.chunk.buffer, operand.chunk.rank, operand.index))
+            return number
+
+        for extent, from_, to, srcs, dsts in binding.works:
+            for operands, found in ((from_, srcs), (to, dsts)):
+                for k, operand in enumerate(operands):
+                    item = operand.kind.itemsize
+                    factor = item if operand.copies else 1
+                    if operand.span < 0:
+                        whole = binding.scratch[operand.chunk.rank]
+                        kind = np.dtype(np.uint8) if operand.copies else operand.kind
+                        place = whole.view(kind), operand.index, kind.itemsize
+                        self._in_scratch.append((span(extent), found, k, factor, *place))
+                    else:
+                        key = operand.chunk.buffer, operand.copies
+                        self._in_user.append((span(operand), found, k, factor, key))
+
+    def to(self, count: int) -> bool:
+        """Give the rows the parts of another count; False, and nothing, if a row has none then.
+
+        The arrays of the call are theirs once they move to its addresses.
+        """
+        before = self._layout
+        layout = Layout(before.collective, (count,), before.slices, before.shares, before.align)
+        if self._whole:
+            spans = [(index * count, count) for _, _, index in self._spans]
+        else:
+            spans = [layout.span(*chunk) for chunk in self._spans]
+            if not all(length for _, length in spans):
+                return False
+        slot, parts = slot_bytes(self._call, layout), self._parts
+        for number, found, k, factor, whole, index, item in self._in_scratch:
+            start = index * slot // item
+            found[k] = whole[start : start + spans[number][1] * factor]
+        parts.clear()
+        for number, found, k, factor, key in self._in_user:
+            first, length = spans[number]
+            parts.append((found, k, key, slice(first * factor, (first + length) * factor)))
+        return True
