@@ -30,6 +30,9 @@ from tests.kernels.stand_in import library
 THREADS = 3
 """Of a CUDA block here: one that talks to peers where lines are carried, and two that work."""
 
+HALVES = {"line_half": 1 << 20, "wide_half": 5 << 19, "scratch_half": 2 << 20, "copied": 3 << 20}
+"""A quarter of what GPUs have: each communicator clears its memory, page by page."""
+
 
 class Gpus(Runtime):
     """The runtime of so many devices."""
@@ -203,7 +206,7 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("cupy.cuda.Device", lambda ordinal: FakeDevice(gpus, ordinal))
     monkeypatch.setattr("cupy.cuda.get_current_stream", lambda *_ordinal: gpus.current)
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
-    workspace = partial(Workspace, zone_bytes=256 << 10)
+    workspace = partial(Workspace, **HALVES, zone_bytes=256 << 10)
     monkeypatch.setattr("ringcoll.executors.cuda.preparing.Workspace", workspace)
     # Calls of communicators that an earlier test has left ran on other devices.
     monkeypatch.setattr("ringcoll.executors.cuda.stream_order._all", weakref.WeakSet())

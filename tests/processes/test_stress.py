@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("nranks", "seed", "calls"), [(4, 1, 2500), (3, 2, 1000)])
+@pytest.mark.parametrize(("nranks", "seed", "calls"), [(4, 1, 1500), (3, 2, 600)])
 def test_thousands_of_calls_of_all_kinds(ranks, nranks, seed, calls):
     outcome = ranks("stress", nranks, str(seed), str(calls))
     assert outcome.errors == ""
