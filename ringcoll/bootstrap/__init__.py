@@ -13,11 +13,12 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Any, cast
 
 from ringcoll.bootstrap.contract import Bootstrap, Failure, SingleBootstrap, shortage, whole
 from ringcoll.bootstrap.launcher import job_of, launched_rank, launcher_of, torch_world
 from ringcoll.bootstrap.mpi import is_mpi_communicator, mpi_bootstrap, mpi_running
+from ringcoll.bootstrap.overlap import LAUNCHER, check, enter, leave
 from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.sockets import HostBootstrap, adopted, run_ranks
 from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
@@ -31,6 +32,7 @@ __all__ = [
     "StoreBootstrap",
     "bootstrap_of",
     "ending",
+    "joined",
     "post_failure",
     "run_ranks",
 ]
@@ -72,6 +74,7 @@ def bootstrap_of(
     if is_mpi_communicator(given):
         return mpi_bootstrap(given, timeout)
     if is_store(given) and not hasattr(given, "allgather"):
+        enter(given)
         return store_bootstrap(given, timeout, os.environ)
     return _Checked(given)
 
@@ -103,6 +106,19 @@ def post_failure(
                 raise
             if isinstance(world, RelayedBootstrap):
                 world.close()
+    leave()  # what bootstrap_of has entered
+
+
+@contextlib.contextmanager
+def joined(given: object, *, timeout: float, **met: Any) -> Iterator[Bootstrap]:
+    """The ranks of :func:`bootstrap_of`, until the end of the block."""
+    try:
+        world = bootstrap_of(given, timeout=timeout, **met)
+        with ending(world):
+            yield world
+            check()
+    finally:
+        leave()
 
 
 @contextlib.contextmanager
@@ -151,12 +167,16 @@ def _found(timeout: float, id: str | None, rank: int | None, nranks: int | None)
     if launcher is not None and launcher.nranks > 1:
         job, own = job_of(os.environ), launched_rank(os.environ)
         if job is not None and own is not None:
+            enter(LAUNCHER)
             return HostBootstrap(job, own, launcher.nranks, timeout)
         return mpi_bootstrap(None, timeout)
     running = mpi_running()
     if running is not None and running.COMM_WORLD.Get_size() > 1:
         return mpi_bootstrap(None, timeout)
-    return SingleBootstrap() if world is None else torchrun_bootstrap(world, timeout)
+    if world is None:
+        return SingleBootstrap()
+    enter(LAUNCHER)
+    return torchrun_bootstrap(world, timeout)
 
 
 class _Checked:

@@ -30,6 +30,7 @@ from ringcoll.bootstrap.launcher import (
     launcher_of,
     one_host,
 )
+from ringcoll.bootstrap.overlap import LAUNCHER, check, enter
 from ringcoll.bootstrap.tcp import id_bootstrap, unique_id
 from ringcoll.errors import ArgumentTypeError, DeadlineError, MachineError
 from ringcoll.folders import pip_install
@@ -220,6 +221,7 @@ def mpi_bootstrap(
     rank, nranks = given.Get_rank(), given.Get_size()
     if nranks == 1:
         return SingleBootstrap()
+    enter(LAUNCHER)
     unsettled(timeout)
     try:
         if rank == 0:
@@ -265,6 +267,7 @@ def _received(mpi: Any, given: Any, deadline: float, timeout: float) -> str:
                 "MPI for rank 0: no message came; did every rank call init()?"
             )
         else:
+            check(joined=False)
             time.sleep(_SLEEP)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values
 from ringcoll.bootstrap.launcher import check_world, launcher_of
 from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, unsettled, within
+from ringcoll.bootstrap.overlap import enter
 from ringcoll.errors import MachineError
 
 _TAG = 32747  # MPI promises tags up to 32767
@@ -26,6 +27,7 @@ _own: dict[tuple[int, ...], Any] = {}
 def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     """A private MPI communicator with these ranks, and its number of each; collective."""
     deadline = time.monotonic() + timeout
+    enter("MPI on several nodes")  # it makes a communicator for each set of processes
     unsettled(timeout)
     check = getattr(bootstrap, "check", lambda: None)
     own, why = -1, ""
@@ -45,8 +47,8 @@ def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     if len({*world}) < len(world) or len(sizes) > 1:
         raise MachineError(
             f"init: ranks on several nodes need MPI to carry their data, and these are not "
-            f"processes of one MPI world (numbers {list(world)}): start all of them with one "
-            "mpiexec"
+            f"processes of one MPI world (numbers {list(world)}): start one process for each rank, "
+            "all with one mpiexec"
         )
     for members in _made:
         if {*world} <= {*members} and all(list(members) in values[3] for values in received):

@@ -15,6 +15,7 @@ from ringcoll.bootstrap.addresses import listening_at, resolved
 from ringcoll.bootstrap.contract import Failure, named, shortage, this_process
 from ringcoll.bootstrap.frames import exactly, left, split
 from ringcoll.bootstrap.handshake import PATIENCE, KeyMismatch, prove
+from ringcoll.bootstrap.overlap import check
 from ringcoll.bootstrap.relay import CALLED, FRAME, LONGEST, RANK, Kind, Relay
 from ringcoll.errors import (
     ArgumentError,
@@ -30,6 +31,7 @@ from ringcoll.host.processes import start_of_process
 
 _FIRST, _LAST = 1e-3, 2e-2  # seconds between attempts, which grow from the one to the other
 _BACKLOG = 128  # connections that wait to be accepted; strangers' too
+_TURN = 0.1  # seconds between looks whether another thread begins over the same world
 _LATE = 2.0  # seconds for ranks that come late to learn that another has ended
 _PARTING = 0.5  # seconds for the relay to take the last frame
 _ANSWER = 2.0  # seconds for the relay to name the missing ranks
@@ -58,6 +60,7 @@ class RelayedBootstrap:
         self._link: socket.socket | None = None
         self._received = bytearray()
         self._failure: Failure | None = None  # that has ended this session
+        self._has_joined = False
         self._limit(timeout)
 
     def _limit(self, timeout: float) -> None:
@@ -106,6 +109,7 @@ class RelayedBootstrap:
             began, same = time.monotonic(), False
             for address, soon in _turns(addresses, self._deadline):
                 news()
+                check(joined=False)
                 try:
                     return self._joined(address, key, soon)
                 except Error:
@@ -153,6 +157,7 @@ class RelayedBootstrap:
         _send(link, Kind.HELLO, payload)
         while self._frame(link, self._deadline)[0] != Kind.HELLO:
             pass  # of an earlier session over this connection
+        self._has_joined = True
 
     # -- exchanges -----------------------------------------------------------------------------
 
@@ -216,7 +221,7 @@ class RelayedBootstrap:
         self._leave(Kind.BYE, b"")
 
     def _leave(self, kind: Kind, payload: bytes) -> None:
-        link, self._link = self._link, None
+        link, self._link, self._has_joined = self._link, None, False
         if link is not None:
             with contextlib.suppress(OSError, MachineError):
                 link.settimeout(_PARTING)
@@ -268,8 +273,13 @@ class RelayedBootstrap:
         return Kind(kind), payload
 
     def _receive(self, link: socket.socket, deadline: float) -> None:
-        link.settimeout(left(deadline))
-        part = link.recv(1 << 16)
+        part = None
+        while part is None:
+            check(joined=self._has_joined)
+            seconds = left(deadline) or math.inf
+            link.settimeout(min(seconds, _TURN))
+            with contextlib.suppress(*() if seconds <= _TURN else (TimeoutError,)):
+                part = link.recv(1 << 16)
         if not part:
             raise ConnectionError("end of file")
         self._received += part

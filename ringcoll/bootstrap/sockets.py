@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ringcoll.bootstrap.contract import shortage
+from ringcoll.bootstrap.overlap import LAUNCHER, enter
 from ringcoll.bootstrap.relay import Relay
 from ringcoll.bootstrap.relayed import RelayedBootstrap, listening, serving
 from ringcoll.errors import DeadlineError, MachineError
@@ -38,9 +39,11 @@ _adopted: list[tuple[socket.socket, RelayedBootstrap]] = []
 
 def adopted(timeout: float) -> RelayedBootstrap | None:
     """The bootstrap that this process was started with by :func:`run_ranks`, if it was."""
+    if not _adopted and _VARIABLE not in os.environ:
+        return None
+    enter(LAUNCHER)
     if not _adopted:
-        # Taken out of the environment: a child of this process is no rank.
-        words = os.environ.pop(_VARIABLE, "").split()
+        words = os.environ.get(_VARIABLE, "").split()
         if len(words) != 4 or not all(word.isdigit() for word in words):
             return None
         fd, rank, nranks, parent = map(int, words)
@@ -53,6 +56,7 @@ def adopted(timeout: float) -> RelayedBootstrap | None:
         atexit.register(link.close)
         where = "the process that started the ranks"
         _adopted.append((link, RelayedBootstrap(rank, nranks, timeout, where)))
+        del os.environ[_VARIABLE]  # a child of this process is no rank
     link, bootstrap = _adopted[0]
     return bootstrap.over(link, timeout)
 

@@ -15,6 +15,7 @@ from typing import Protocol, TypeGuard
 
 from ringcoll.bootstrap.contract import Failure, named, this_process
 from ringcoll.bootstrap.launcher import torch_place
+from ringcoll.bootstrap.overlap import check
 from ringcoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -150,6 +151,7 @@ class StoreBootstrap:
                 self._broken = "an earlier exchange among the ranks has failed"
                 raise Failure.decode(self._store.get(self._failure)).error()
             self.watch()
+            check()
             if time.monotonic() - started > self.timeout:
                 absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 if not absent:

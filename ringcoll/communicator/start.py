@@ -20,6 +20,7 @@ from ringcoll.errors import (
     ArgumentError,
     ArgumentTypeError,
     Error,
+    MachineError,
     MismatchError,
     RankLostError,
 )
@@ -47,7 +48,7 @@ def init(
     config: Config | None = None,
     **options: Any,
 ) -> Communicator:
-    """The communicator of this process's world: one rank a process.
+    """The communicator of this process's world: one rank a process, or with an id one a thread.
 
     Args:
         bootstrap: an mpi4py communicator, a torch Store (with RANK and WORLD_SIZE in the
@@ -57,6 +58,8 @@ def init(
         id: what :func:`ringcoll.unique_id` has returned on one rank; None: RINGCOLL_ID.
         rank: with an id: this rank; None: RINGCOLL_RANK, else the launcher's.
         nranks: with an id: how many ranks there are; None: RINGCOLL_NRANKS, else the launcher's.
+            The ranks of an id are processes, or threads of one process that call ``init`` at the
+            same time.
         device: "cpu"; "cuda"; or "auto": GPUs where every rank has CuPy and a device, else CPU.
         timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
         config: options of all calls.
@@ -78,6 +81,7 @@ def init(
 
     Raises:
         ArgumentError: an option or its value does not exist, or ``topo_file`` is of no use.
+        UsageError: two threads of this process begin over MPI, a launcher or a store at once.
         LauncherError: the launcher and the world that it made do not match.
         MachineError: ranks of one node cannot share memory, or those of several cannot meet.
         MismatchError: the ranks run different versions or settings, two claim one rank, or the
@@ -110,11 +114,11 @@ def begin(
     bootstrap: object, config: Config, settings: Settings, ordinal: int | None, **met: Any
 ) -> Communicator:
     """What :func:`init` makes; ``ordinal``: the caller's choice of a GPU, ``met``: id and rank."""
-    from ringcoll.bootstrap import bootstrap_of, ending
+    from ringcoll.bootstrap import joined
 
-    world = bootstrap_of(bootstrap, timeout=config.timeout or 60.0, **met)
-    with ending(world):
-        fabric = open_fabric(world, timeout=config.timeout or 60.0, node=settings.node)
+    seconds = config.timeout or 60.0
+    with joined(bootstrap, timeout=seconds, **met) as world:
+        fabric = open_fabric(world, timeout=seconds, node=settings.node)
     comm = communicator_on(fabric, config, settings, ordinal)
     comm._settle()
     return comm
@@ -317,6 +321,11 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
             )
     pace = None if settings.pace is None else Pace(*settings.pace)
     device = placed(fabric, settings.device or "auto", ordinal)
+    if device is not None and fabric.mixed:
+        raise MachineError(
+            "init: a process has several of these GPU ranks, and another process has others: start "
+            "one process a rank, or make all of them threads of one process"
+        )
     busid = None if device is None else device.pci
     topology = agree(fabric, busid, settings.topo_file, settings.cache_dir)
     if pace is not None and fabric.nodes:

@@ -59,6 +59,7 @@ class Fabric(ABC):
     rank: int
     nranks: int
     threads: bool
+    mixed: bool = False  # several processes, one of which has several ranks, threads of it
     timeout: float
     fence: Fence | None
     notify: Callable[[int], None] | None

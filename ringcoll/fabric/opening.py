@@ -26,8 +26,10 @@ from ringcoll.fabric.mpi import Carrier
 from ringcoll.fabric.nodes import NodesFabric
 from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.remote import hold_exit
-from ringcoll.fabric.thread import thread_fabrics
+from ringcoll.fabric.thread import ThreadFabric, thread_fabrics
+from ringcoll.fabric.world import World
 
+_worlds: dict[str, World] = {}  # that not all of their ranks have yet
 _ENDING, _INTERVAL = 0.5, 1e-3  # seconds from a process's last connection to its end
 
 
@@ -83,9 +85,29 @@ def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: f
     compare_versions(found, "init")
     for number in range(max(nodes) + 1):
         compare(found, "init", [rank for rank, node in enumerate(nodes) if node == number])
+    if len({_place(other) for other in found}) == 1 and max(nodes) == 0:
+        return _thread_fabric(bootstrap, timeout)
     if max(nodes) == 0:
         return process_fabric(bootstrap, timeout=timeout, compared=True)
     return _nodes_fabric(bootstrap, nodes, found, timeout)
+
+
+def _place(other: Mapping[str, str]) -> tuple[str, ...]:
+    """What tells a rank's process from all others."""
+    return other["boot"], other["pidns"], other["pid"]
+
+
+def _thread_fabric(bootstrap: Bootstrap, timeout: float) -> Fabric:
+    """The fabric of ranks that are threads of this process; collective."""
+    name = exchange_values(bootstrap, [secrets.token_hex(16)], (str,))[0][0]
+    world = _worlds.setdefault(name, World(bootstrap.nranks))
+    fabric = ThreadFabric(world, bootstrap.rank, timeout)
+    try:
+        with closing_if_it_fails(fabric):
+            bootstrap.allgather(b"")  # all ranks have the world
+    finally:
+        _worlds.pop(name, None)
+    return fabric
 
 
 def _beside(found: Sequence[Mapping[str, str]], rank: int) -> ProcessMonitor:

@@ -47,6 +47,7 @@ class ProcessFabric(Fabric):
         self.names = range(self.nranks)
         self.check_beyond: Callable[[], None] | None = None
         self.controls, self.processes = tuple(controls), tuple(processes)
+        self.mixed = len({process.pid for process in processes}) < self.nranks
         self._own = controls[rank]
         self._monitor = ProcessMonitor(self._others())
         self._timer = LivenessTimer(self._own.alarm)
@@ -210,7 +211,10 @@ class ProcessFabric(Fabric):
             return all(c.exiting or c.state is State.EXITED for c in controls)
 
         meeting = finalize.Exit(own.exit, ready, ProcessMonitor(self._others()).dead)
-        finalize.hold(frozenset(process.pid for process in self.processes), meeting)
+        processes: set[object] = {process.pid for process in self.processes}
+        if self.mixed:  # each rank of a process lets the others know
+            processes.add(f"rank {self.rank}")
+        finalize.hold(frozenset(processes), meeting)
 
 
 def process_fabric(

@@ -1,27 +1,36 @@
-"""One thread that holds all GPU ranks: memory and children inside group(), without a GPU."""
+"""GPU ranks of one process, without a GPU: all held by one thread, or each by one, by an id."""
 
 from __future__ import annotations
 
 import pytest
 
 import ringcoll
+from ringcoll.errors import MachineError
+from ringcoll.fabric import ThreadFabric
+from tests.fabric.test_id_threads import in_threads as functions_in_threads
+from tests.gpu.messages import by_threads, ring
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import fake
+from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
 
 pytestmark = needs_compiler
 
 
 @pytest.fixture
-def comms(monkeypatch):
+def gpus(monkeypatch):
     gpus = fake(monkeypatch, 3, sms=24)
+    yield gpus
+    gpus.close()
+
+
+@pytest.fixture
+def comms(gpus):
     made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
     yield made
     close(made)
-    gpus.close()
 
 
 def test_memory_and_children_in_a_group(comms):
@@ -42,3 +51,21 @@ def test_memory_and_children_in_a_group(comms):
         rest = [comm.shrink(exclude=[1]) for comm in (comms[0], comms[2])]
     assert [comm.nranks for comm in rest] == [2, 2]
     close([*parts, *rest])
+
+
+def test_a_thread_for_each_rank_of_an_id(gpus):
+    given = ringcoll.unique_id("127.0.0.1")
+
+    def begin(rank):
+        return ringcoll.init(id=given, rank=rank, nranks=3, device="cuda", timeout=30)
+
+    comms = functions_in_threads([lambda rank=rank: begin(rank) for rank in range(3)])
+    assert [comm.device for comm in comms] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert in_threads(comms, by_threads(ring(1237, offset=1), FakeBuffer)) == []
+    close(comms)
+
+
+def test_ranks_that_share_some_processes_are_refused(gpus, monkeypatch):
+    monkeypatch.setattr(ThreadFabric, "mixed", True)
+    with pytest.raises(MachineError, match="start one process a rank, or make all of them threads"):
+        ringcoll.init_all(2, device="cuda", timeout=30)
