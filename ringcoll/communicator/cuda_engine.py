@@ -91,7 +91,12 @@ class CudaEngine(Engine):
         self._messages: dict[object, PreparedPairs] = {}
         # Across nodes messages are prepared for each address.
         self._recounts = isinstance(state, CudaState)
-        self._keeps_messages = isinstance(state, CudaState) and state.sending.launches_alone
+        # Who runs a large message of copy engines depends on how many were made before.
+        self._keeps_messages = (
+            isinstance(state, CudaState)
+            and state.sending.launches_alone
+            and state.config.engine != "copy"
+        )
 
     def collective(
         self,
@@ -310,7 +315,10 @@ class CudaEngine(Engine):
         timeout = state.timeout_of(config)
         owned = owner is not None
         made = tuple(with_options(call, config) for call in calls)
-        paired = state.paired(made, pointer, timeout, owned=owned, most=config.max_sms)
+        copied = config.engine == "copy"
+        paired = state.paired(
+            made, pointer, timeout, owned=owned, most=config.max_sms, copied=copied
+        )
         return self._enqueue(paired, pointer, alive, owner, later=later, name=name)
 
     def _view(self, buffer: Any, argument: str, where: str) -> Any:

@@ -235,11 +235,22 @@ class CudaState(RankState):
         return scratch.generation if scratch.number(before) else 0
 
     def paired(
-        self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
+        self,
+        calls: tuple[Call, ...],
+        stream: int,
+        timeout: float,
+        *,
+        owned: bool,
+        most: int | None,
+        copied: bool = False,
     ) -> PairCalls:
-        """Sends and receives that are launched together; ``most``: CUDA blocks."""
+        """Sends and receives that are launched together.
+
+        ``most``: CUDA blocks; ``copied``: by copy engines where these can.
+        """
         most = None if most is None else min(most, self.cuda.machine.blocks)
-        return PairCalls(self.sending, calls, stream, timeout, owned, most)
+        copied = copied and self.cuda.copy_scratch is not None
+        return PairCalls(self.sending, calls, stream, timeout, owned, most, copied)
 
     def prepared_pairs(
         self, calls: tuple[Call, ...], timeout: float, most: int | None

@@ -223,9 +223,16 @@ class NodesState(RankState):
         return self.choice_on_host(piece, config, mapped - ALL_MAPPED)
 
     def paired(
-        self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
+        self,
+        calls: tuple[Call, ...],
+        stream: int,
+        timeout: float,
+        *,
+        owned: bool,
+        most: int | None,
+        copied: bool = False,
     ) -> GroupCall:
-        """Sends and receives that are enqueued together; ``most`` has no meaning here."""
+        """Sends and receives that are enqueued together; other options have no meaning here."""
         return CudaNodesPairCalls(self.sending, calls, stream, timeout, owned)
 
     def run(

@@ -64,7 +64,9 @@ RC_DEVICE void signal(const Call& call, const u64* pairs, u32 count) {
     }
 }
 
-RC_DEVICE bool wait(Call& call, const u64* pairs, u32 count, u32 step) {
+// `Calling`: a Call, or what is one.
+template <class Calling>
+RC_DEVICE bool wait(Calling& call, const u64* pairs, u32 count, u32 step) {
     bool ok = true;
     const u32 words = count * call.args.replicas;
     for (u32 k = thread_index(); ok && k < words; k += block_threads()) {

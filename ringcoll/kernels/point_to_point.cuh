@@ -11,13 +11,14 @@
 //     its sequence numbers (0: a plain copy, which has no peer), of the peer's hellos, and of its
 //     own at the peer
 //     of each of its calls: {signature 32, record 32}, {replicas 16, replicas of the direct block
-//     16 (0: a small message), words 16, words of both blocks 16}, the receive buffer as the sender
-//     maps it, and the words of its block or blocks, staged and direct, see simple.cuh; they count
-//     bytes
+//     16 (0: a small message, IN_SCRATCH: staged in the large SCRATCH of copy engines), words 16,
+//     words of both blocks 16}, the receive buffer as the sender maps it, and the words of its
+//     block or blocks, staged and direct, see simple.cuh; they count bytes
 //
 // Both ends cut a call into the same `replicas`; the CUDA blocks that share them may differ. A
 // block takes its replicas in order, so the lowest one that has not ended on both ends is always
-// under way on both: no deadlock.
+// under way on both: no deadlock. A copy engine cannot take them in order: in the large SCRATCH a
+// message has as many as its receiver has blocks, whose hello says so.
 #pragma once
 
 #include "simple.cuh"
@@ -30,6 +31,7 @@ using simple::Share;
 using simple::Shared;
 
 constexpr u64 GONE_NS = 250'000'000;
+constexpr u32 IN_SCRATCH = 0xffff;
 
 // One CUDA block of a half.
 struct Half : Call {
@@ -37,8 +39,9 @@ struct Half : Call {
     bool sends;
     u64 sequence, inbound, outbound;
     u32 signature, record;
-    bool large, direct;
-    u64 mapped;      // the receive buffer as the sender maps it: mapping << 48 | offset; or 0
+    bool large, scratch, direct;
+    // The receive buffer as the sender maps it: mapping << 48 | offset; or 0. In SCRATCH: replicas.
+    u64 mapped;
     u64 left_since;  // ns; when a wait found that the peer had left; 0: it is here
 
     RC_DEVICE Half(const Args& a, const Local& l, const u64* words, u32 block)
@@ -54,6 +57,7 @@ struct Half : Call {
           signature(0),
           record(0),
           large(false),
+          scratch(false),
           direct(false),
           mapped(0),
           left_since(0) {
@@ -69,8 +73,9 @@ struct Half : Call {
         signature = static_cast<u32>(call[0] >> 32);
         record = static_cast<u32>(call[0]);
         large = (call[1] >> 16 & 0xffff) != 0;
-        mapped = call[2];
-        direct = large && mapped != 0;  // of a sender: enter() says so
+        scratch = (call[1] >> 16 & 0xffff) == IN_SCRATCH;
+        mapped = scratch ? blocks : call[2];
+        direct = large && !scratch && mapped != 0;  // of a sender: enter() says so
     }
 
     // Write the first report of this rank: the peer, the call and both records.
@@ -144,7 +149,7 @@ struct Half : Call {
         return lines + (static_cast<u32>(when) & (HELLO_SLOTS - 1)) * 16;
     }
 
-    // The line behind a hello: the receive buffer of a large message.
+    // The line behind a hello: the receive buffer of a large message, or its replicas in SCRATCH.
     RC_DEVICE u64 buffer_line(u64 lines) const { return line(lines, epoch) + HELLO_SLOTS * 16; }
 
     // Store this rank's hello at the peer: that it has entered and which call it makes.
@@ -193,7 +198,8 @@ struct Half : Call {
     RC_DEVICE bool find_buffer(Bases& bases) {
         Vector buffer;
         if (!await_line(buffer_line(inbound), epoch, buffer)) return false;
-        mapped = data_of(buffer);
+        mapped = bases.at[0][0] = data_of(buffer);
+        if (scratch) return true;
         const u64 row = (mapped >> 48) * RC_RANKS + peer;
         u64 start = 0;
         for (u32 polls = 1; mapped != 0 && start == 0; ++polls) {
@@ -201,7 +207,6 @@ struct Half : Call {
             if (unlikely(polls % POLLS_PER_CHECK == 0) && check_abort(polls, 0)) return false;
         }
         bases.at[1][0] = mapped == 0 ? 0 : start + (mapped & 0xffffffffffffull);
-        fence_acq_rel_sys();  // the peer's stream is behind all that used the memory before
         return true;
     }
 
@@ -220,10 +225,12 @@ struct Half : Call {
                 const u64 when = sends && !large ? epoch - 1 : epoch;
                 same = (when == 0 || await_hello(when)) && !differs();
                 if (same && sends && large) same = find_buffer(bases);
+                if (large) fence_acq_rel_sys();  // the peer is behind all that used the memory
             }
         }
         if (block_barrier_or(!same)) return false;
-        if (sends && large) direct = bases.at[1][0] != 0;
+        if (sends && large) mapped = bases.at[0][0];
+        direct = large && !scratch && mapped != 0;
         return true;
     }
 
@@ -297,7 +304,8 @@ RC_DEVICE Share elements(const Share& share) {
 template <class Program>
 RC_DEVICE bool moved(Half& half, const u64* call) {
     Shared& shared = *block_memory<Shared>();
-    const u32 replicas = static_cast<u32>(call[1] >> (half.direct ? 16 : 0) & 0xffff);
+    const u64 counts = call[1] >> (half.direct ? 16 : 0);
+    const u32 replicas = static_cast<u32>((half.scratch ? half.mapped : counts) & 0xffff);
     const u64* words = call + 3 + (half.direct ? call[1] >> 32 & 0xffff : 0);
     for (u32 replica = half.mine; replica < replicas; replica += half.blocks) {
         Runner<Half> runner{half, shared, replica, replicas};

@@ -317,3 +317,43 @@ def test_a_forked_process_leaves_its_parents_memory_alone(made, together, monkey
     forked, at_end = Forked(), threading.Barrier(2)
     assert together(2, run) == [(False, 0)] * 2
     assert made.unmapped == 2
+
+
+@pytest.mark.parametrize("refused", [0, 0.3])
+def test_both_ends_of_a_pair_change_at_the_same_message(made, together, refused):
+    """Whatever other pairs do; each direction by itself, beside calls of all ranks."""
+    numbered: dict[tuple[int, int], dict[int, list[bool]]] = {}
+
+    def run(fabric):
+        rank, rng = fabric.rank, random.Random(fabric.rank)
+        scratch = CopyScratch(fabric, rank)
+        ends = [(peer, sends) for peer in range(3) if peer != rank for sends in (False, True)]
+        found: dict[tuple[int, bool], list[bool]] = {end: [] for end in ends}
+        for _ in range(CALLS):
+            rng.shuffle(ends)
+            for peer, sends in ends:
+                if rng.random() < 0.1:
+                    time.sleep(rng.random() * 2e-3)
+                while rng.random() < refused:
+                    scratch.number_message(peer, sends=sends)
+                if rng.random() < 0.2:
+                    scratch.number()
+                    scratch.launched()
+                found[peer, sends].append(scratch.number_message(peer, sends=sends))
+                scratch.message_launched(peer, sends=sends)
+        fabric.allgather(b"", what="the end of a test")
+        for (peer, sends), answers in found.items():
+            pair = (rank, peer) if sends else (peer, rank)
+            numbered.setdefault(pair, {})[rank] = answers
+            if sends and answers[-1]:
+                assert scratch.addresses[peer] == ((peer + 1) << 32) + rank
+        scratch.close()
+
+    together(3, run)
+    assert len(numbered) == 6
+    for pair, by_rank in numbered.items():
+        first, second = by_rank.values()
+        assert first == second, pair
+        assert first == sorted(first)
+        assert not first[0]
+    assert sum(answers[0][-1] for answers in map(list, map(dict.values, numbered.values()))) > 0

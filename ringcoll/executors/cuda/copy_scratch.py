@@ -17,6 +17,9 @@ A call has its number before it is prepared, and keeps it if it is launched. One
 leaves its number to the next, since the other ranks never hear of it; so does one that is captured,
 since ranks may capture a call again, or never replay it.
 
+Large messages are numbered for each pair and direction: only two ranks know of them. Of these the
+receiver decides in the same way, once the sender has mapped the receiver's memory.
+
 ``trim`` gives the memory back. It is collective, so all ranks are between the same two large calls,
 and those after it begin anew, without.
 """
@@ -24,9 +27,11 @@ and those after it begin anew, without.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -53,8 +58,14 @@ whether it has mapped all, the last large call that it makes without; of rank 0 
 deciding on the first call with it, and that call; the rank's process, and whether it has unmapped
 its peers' memory for good."""
 
+_MAPS, _SENT, _DECIDES, _BEGINS = range(4)
+"""Words of a rank for each peer: whether it has mapped the peer's memory, the last large message to
+the peer that it makes without; as a receiver, whether it is deciding on the first message from the
+peer with it, and that message."""
+
 _OFFERED, _DECLINED = 1, 2
 _HEAD, _END = 64, 64 + MEMORY_HANDLE_BYTES
+_PAIRS = -(-_END // 8) * 8
 _WHAT = "SCRATCH of copy engines"
 
 
@@ -63,12 +74,20 @@ class CopyScratch:
 
     def __init__(self, fabric: Fabric, ordinal: int) -> None:
         self._fabric, self._rank, self._ordinal = fabric, fabric.rank, ordinal
-        self._parts = fabric.share(_END, what=_WHAT)
+        self._parts = fabric.share(_PAIRS + 4 * fabric.nranks * 8, what=_WHAT)
         self._words = [part[:_HEAD].cast("Q") for part in self._parts]
+        # By kind, then by rank, then by peer.
+        self._pairs = [
+            [part[_PAIRS:].cast("Q")[kind::4] for part in self._parts] for kind in range(4)
+        ]
         self._words[self._rank][_PROCESS] = os.getpid()
         self._ordered = fence_of()
         self._lock = threading.RLock()  # a signal handler may make a call in the middle
         self._launched = self._calls = self._from = 0
+        # By peer and whether this rank sends: the messages launched, and the first with SCRATCH.
+        self._messages: Counter[tuple[int, bool]] = Counter()
+        self._begins: dict[tuple[int, bool], int] = {}
+        self._failed = False
         self.captured = False
         """Whether a graph may copy to it: then it stays until the communicator is closed."""
         self.generation = 1
@@ -80,8 +99,8 @@ class CopyScratch:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Every rank's SCRATCH in this rank's address space, while :attr:`in_use`."""
-        return tuple(self._pointers[rank] for rank in range(self._fabric.nranks))
+        """Every rank's SCRATCH in this rank's address space; 0 where it is not mapped."""
+        return tuple(self._pointers.get(rank, 0) for rank in range(self._fabric.nranks))
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +127,58 @@ class CopyScratch:
     def launched(self) -> None:
         """A large call has been launched, outside of a capture."""
         self._launched += 1
+
+    def number_message(self, peer: int, *, sends: bool, before: int = 0) -> bool:
+        """Number a large message, before it is prepared; whether it uses the receiver's SCRATCH.
+
+        ``before`` of its pair and direction are launched with it, ahead of it.
+        """
+        with self._lock:
+            number = self._messages[peer, sends] + before + 1
+            if (peer, sends) not in self._begins:
+                begins = (self._agree_to_send if sends else self._agree_to_receive)(peer, number)
+                if not begins:
+                    return False
+                self._begins[peer, sends] = begins
+                _log.debug(
+                    "rank %d: large SCRATCH from large message %d %s rank %d on",
+                    self._rank,
+                    begins,
+                    "to" if sends else "from",
+                    peer,
+                )
+            return self._begins[peer, sends] <= number
+
+    def message_launched(self, peer: int, *, sends: bool) -> None:
+        """A large message has been launched, outside of a capture."""
+        self._messages[peer, sends] += 1
+
+    def _agree_to_send(self, peer: int, number: int) -> int:
+        """The first message to a peer with SCRATCH; 0: it has not decided."""
+        rank, (maps, sent, decides, begins) = self._rank, self._pairs
+        if not maps[rank][peer] and self._map_peer(peer):
+            maps[rank][peer] = 1
+        sent[rank][peer] = number
+        self._fence()
+        if decides[peer][rank]:
+            self._fabric.wait(
+                lambda: bool(begins[peer][rank]),
+                deadline=self._fabric.deadline(None),
+                describe=lambda: f"rank {rank}: rank {peer} stopped while it agreed on {_WHAT}",
+                peers=lambda: [peer],
+            )
+        return begins[peer][rank]
+
+    def _agree_to_receive(self, peer: int, number: int) -> int:
+        """Decide on the first message from a peer with SCRATCH; 0: the peer has not mapped it."""
+        rank, (maps, sent, decides, begins) = self._rank, self._pairs
+        if not self._words[rank][_OFFER]:
+            self._offer()
+        if maps[peer][rank]:
+            decides[rank][peer] = 1
+            self._fence()
+            begins[rank][peer] = max(number, 1 + sent[peer][rank])
+        return begins[rank][peer]
 
     def _agree(self) -> None:
         own, first = self._words[self._rank], self._words[0]
@@ -165,28 +236,35 @@ class CopyScratch:
         """Map what the peers have offered."""
         if self._rank not in self._pointers:
             return
-        try:
-            for peer, words in enumerate(self._words):
-                if peer not in self._pointers and words[_OFFER] == _OFFERED:
-                    self._fence()
-                    text = self._parts[peer][_HEAD:_END].hex()
-                    self._handles[peer] = MemoryHandle.decode(text)
-                    with on(self._ordinal) as cuda, outside_capture():
-                        self._pointers[peer] = pointer_to(
-                            cuda, self._handles, self._rank, peer, self._opened, _WHAT
-                        )
-        except (MachineError, RuntimeError) as error:
-            # The peers never see it mapped, so no rank uses any.
-            _log.warning("rank %d: copy engines get no large SCRATCH: %s", self._rank, error)
-            self._pointers.clear()
-            return
-        if len(self._pointers) == self._fabric.nranks:
+        if sum(map(self._map_peer, range(self._fabric.nranks))) == self._fabric.nranks:
             self._words[self._rank][_MAPPED] = 1
+
+    def _map_peer(self, peer: int) -> bool:
+        """Map what a peer has offered; whether it is mapped."""
+        if peer in self._pointers:
+            return True
+        if self._failed or self._words[peer][_OFFER] != _OFFERED:
+            return False
+        self._fence()
+        self._handles[peer] = MemoryHandle.decode(self._parts[peer][_HEAD:_END].hex())
+        try:
+            with on(self._ordinal) as cuda, outside_capture():
+                if self._rank not in self._handles:
+                    self._handles[self._rank] = handle_of(cuda, self._ordinal, 1, 1)
+                self._pointers[peer] = pointer_to(
+                    cuda, self._handles, self._rank, peer, self._opened, _WHAT
+                )
+        except (MachineError, RuntimeError) as error:
+            # The peers never see it mapped, so no call of all ranks uses any.
+            _log.warning("rank %d: copy engines get no large SCRATCH: %s", self._rank, error)
+            self._failed = True
+        return peer in self._pointers
 
     def unmap(self) -> None:
         """Unmap the peers' memory, which is to be freed; no copy of any rank may be running."""
         with self._lock:
             self._from = 0
+            self._begins.clear()
             self._pointers.clear()
             with contextlib.suppress(RuntimeError):  # of a device that fails
                 unmap(self._ordinal, self._opened)
@@ -204,6 +282,8 @@ class CopyScratch:
             self.generation += 1
             for word in (_OFFER, _MAPPED, _CALLS, _DECIDING, _FROM):
                 self._words[self._rank][word] = 0
+            for kind, peer in itertools.product(self._pairs, range(self._fabric.nranks)):
+                kind[self._rank][peer] = 0
 
     def close(self) -> None:
         """Unmap all; not collective, idempotent. No kernel or copy of this rank may be running.

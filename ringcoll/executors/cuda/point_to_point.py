@@ -17,25 +17,30 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 
 from ringcoll.algorithms import build
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
 from ringcoll.executors.cuda.simple import RESIDENT, THREADS, KernelPart, Move, Writer, move_of
 from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer, Chunk
+from ringcoll.tuner.measured import BESIDE_BLOCKS
 
 WINDOW = 2
 """Slices of a small message, which fill a half of the zone."""
 
 LARGE_WINDOW = 6
 """Slices of a large staged message under way at once. Not timed on several GPUs."""
+
+SCRATCH_WINDOW = 32
+"""Slices of a message in the large SCRATCH of copy engines; up to half of them are one copy."""
 
 BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a replica moves at least."""
@@ -50,6 +55,8 @@ _PIECE = 512
 """Bytes: slices and the shares of replicas are multiples of it."""
 
 _SENDER, _RECEIVER = 0, 1
+IN_SCRATCH = 0xFFFF
+"""In place of the direct block's replicas: see ``kernels/point_to_point.cuh``."""
 _WHOLE = 1 << 2
 """Of a SCRATCH chunk in the words: the region has no halves."""
 _WIDTHS = (1, 2, 4, 8)
@@ -66,6 +73,7 @@ class Message:
     record: int = 0  # the number under which the host keeps it
     target: int = 0  # of a local copy, the destination
     mapped: int = 0  # the receive buffer as the sender maps it: mapping << 48 | offset; 0: staged
+    scratch: bool = False  # staged in the large SCRATCH of copy engines
 
     @property
     def signature(self) -> int:
@@ -83,32 +91,43 @@ class Half:
     messages: tuple[Message, ...]
     copies: bool = field(default=False)
 
-    @cached_property
-    def nbytes(self) -> int:
-        """Of the longest message."""
-        return max(message.nbytes for message in self.messages)
-
 
 def window_bytes(workspace: Workspace) -> int:
     """Bytes of the longest small message: its send ends before the receive begins."""
     return WINDOW * (workspace.zone_half // WINDOW // _PIECE * _PIECE)
 
 
+def scratch_share(nranks: int) -> int:
+    """Bytes of a rank's large SCRATCH for messages of one peer."""
+    return SCRATCH_BYTES // nranks // _PIECE * _PIECE
+
+
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """How both ends carry out a message of a length."""
 
     slices: int
     window: int
-    replicas: int  # shares of a slice, each with flags of its own
+    replicas: int  # shares of a slice, each with flags of its own; in SCRATCH the most of them
     large: bool = False
     direct: bool = False  # into the receive buffer
+    scratch: bool = False  # staged in the large SCRATCH of copy engines
+
+    def layout(self, nbytes: int) -> Layout:
+        """The slices of a message."""
+        return Layout(Collective("send", 2), (nbytes,), self.slices, align=_PIECE)
 
 
-def _form(nbytes: int, workspace: Workspace, *, direct: bool = False) -> _Form:
+def form_of(message: Message, workspace: Workspace, *, direct: bool = False) -> Form:
+    """How both ends carry out a message; ``direct``: if the sender has mapped the buffer."""
+    nbytes, most = message.nbytes, workspace.replicas
     large = nbytes > window_bytes(workspace)
     if direct:
         slices = window = 1
+    elif message.scratch:
+        window, most = SCRATCH_WINDOW, min(most, BESIDE_BLOCKS.value)
+        slot = scratch_share(workspace.nranks) // window // _PIECE * _PIECE
+        slices = -(-nbytes // slot)
     elif large:
         window = LARGE_WINDOW
         slices = -(-nbytes // (workspace.staged_bytes // window // _PIECE * _PIECE))
@@ -116,13 +135,16 @@ def _form(nbytes: int, workspace: Workspace, *, direct: bool = False) -> _Form:
         window, half = WINDOW, window_bytes(workspace) // WINDOW
         slices = max(1, -(-nbytes // half), min(window, nbytes // SLICE_BYTES))
     piece = -(-nbytes // slices)
-    replicas = min(workspace.replicas, max(1, -(-piece // BLOCK_BYTES)))
-    return _Form(slices, window, replicas, large, direct)
+    replicas = min(most, max(1, -(-piece // BLOCK_BYTES)))
+    return Form(slices, window, replicas, large, direct, message.scratch and not direct)
 
 
 def shared_out(halves: Sequence[Half], workspace: Workspace, most: int, where: str) -> list[int]:
     """CUDA blocks of each half, ``most`` together: one for each replica if there are enough."""
-    wanted = [_form(half.nbytes, workspace, direct=True).replicas for half in halves]
+    wanted = [
+        max(form_of(each, workspace, direct=not each.scratch).replicas for each in half.messages)
+        for half in halves
+    ]
     left = most - len(halves)
     if left < 0:
         raise LaunchRefused(
@@ -176,31 +198,42 @@ def _rank(
 
 
 def _half(workspace: Workspace, at: Addresses, half: Half, first: int, blocks: int) -> list[int]:
-    head = half.peer | half.sends << 16 | len(half.messages) << 17 | first << 32 | blocks << 48
     if len(half.messages) >= 1 << 15:
         raise LaunchRefused(f"{len(half.messages)} messages to one rank in a group; make fewer")
-    words = [head, 0, 0, 0]
-    if not half.copies:
-        here = at.workspaces[at.rank] + workspace.pair(half.peer, sends=half.sends)
-        there = at.workspaces[half.peer] + workspace.pair(at.rank, sends=not half.sends)
-        words[1:] = here + workspace.pair_sequence, here, there
+    words = half_words(workspace, at, half, first, blocks)
     for message in half.messages:
-        staged = _form(message.nbytes, workspace)
-        forms = (staged, _form(message.nbytes, workspace, direct=True))
-        programs = [
-            list(_block(workspace, at, half, message, form)) for form in forms[: 1 + staged.large]
-        ]
-        replicas = [blocks if half.copies else form.replicas for form in forms]
+        staged = form_of(message, workspace)
+        forms = [staged]
+        if staged.large and not (staged.scratch or half.copies):
+            forms.append(form_of(message, workspace, direct=True))
+        programs = [list(_block(workspace, at, half, message, form)) for form in forms]
+        direct = IN_SCRATCH if staged.scratch else forms[1].replicas if forms[1:] else 0
         lengths = len(programs[0]) | sum(map(len, programs)) << 16
-        words.append(message.signature << 32 | message.record & 0xFFFFFFFF)
-        words.append(replicas[0] | (replicas[1] * staged.large) << 16 | lengths << 32)
-        words.append(0 if half.sends else message.mapped)
+        how = (blocks if half.copies else staged.replicas) | direct << 16 | lengths << 32
+        words += message_words(message, how, 0 if half.sends else message.mapped)
         words += itertools.chain(*programs)
     return words
 
 
+def half_words(
+    workspace: Workspace, at: Addresses, half: Half, first: int, blocks: int
+) -> list[int]:
+    """The words of a half before those of its calls."""
+    head = half.peer | half.sends << 16 | len(half.messages) << 17 | first << 32 | blocks << 48
+    if half.copies:
+        return [head, 0, 0, 0]
+    here = at.workspaces[at.rank] + workspace.pair(half.peer, sends=half.sends)
+    there = at.workspaces[half.peer] + workspace.pair(at.rank, sends=not half.sends)
+    return [head, here + workspace.pair_sequence, here, there]
+
+
+def message_words(message: Message, how: int, mapped: int = 0) -> tuple[int, int, int]:
+    """The words of a call before those of its blocks; ``how``: their replicas and lengths."""
+    return message.signature << 32 | message.record & 0xFFFFFFFF, how, mapped
+
+
 def _block(
-    workspace: Workspace, at: Addresses, half: Half, message: Message, form: _Form
+    workspace: Workspace, at: Addresses, half: Half, message: Message, form: Form
 ) -> Iterator[int]:
     """The words of the half's block of the pair's plan."""
     nbytes, user = message.nbytes, (message.address, message.target)
@@ -208,13 +241,19 @@ def _block(
         own = Addresses(0, (0,), 0, user=user)
         layout = Layout(Collective("all_to_all", 1), (nbytes,))
         return _HalfWriter(_copy(), layout, workspace, own).block(0, own)
-    layout = Layout(Collective("send", 2), (nbytes,), form.slices, align=_PIECE)
     ranks = (at.rank, half.peer) if half.sends else (half.peer, at.rank)
     ends = tuple(at.workspaces[rank] for rank in ranks)
     role = _SENDER if half.sends else _RECEIVER
     user = (message.address, 0) if half.sends else (0, message.address)
-    own = Addresses(role, ends, 0, user=user)
+    scratch = (0, scratch_of(at, *ranks)) if form.scratch else ()
+    own = Addresses(role, ends, 0, user=user, scratch=scratch)
+    layout = form.layout(nbytes)
     return _HalfWriter(_program(form), layout, workspace, own, ranks, form).block(role, own)
+
+
+def scratch_of(at: Addresses, sender: int, receiver: int) -> int:
+    """Where messages of ``sender`` lie in the large SCRATCH of ``receiver``."""
+    return at.scratch[receiver] + sender * scratch_share(len(at.workspaces))
 
 
 class _HalfWriter(Writer):
@@ -227,15 +266,15 @@ class _HalfWriter(Writer):
         workspace: Workspace,
         own: Addresses,
         ranks: tuple[int, ...] = (),
-        form: _Form | None = None,
+        form: Form | None = None,
     ) -> None:
         self.ranks, self.large = ranks, form is not None and form.large
         sender = ranks[_SENDER] if ranks else 0
-        scratch = (
-            (workspace.staged(sender), workspace.staged_bytes)
-            if self.large
-            else (workspace.zone(sender), workspace.zone_half)
-        )
+        scratch: tuple[int | None, int] = workspace.zone(sender), workspace.zone_half
+        if form is not None and form.scratch:
+            scratch = None, scratch_share(workspace.nranks)
+        elif self.large:
+            scratch = workspace.staged(sender), workspace.staged_bytes
         carried = KernelPart(frozenset(range(len(program.blocks))), *scratch)
         super().__init__(program, layout, _BYTE, workspace, (own,), carried)
 
@@ -257,7 +296,7 @@ class _HalfWriter(Writer):
         return at.workspaces[side] + words + self.workspace.pair_flags
 
 
-def _program(form: _Form) -> Program:
+def _program(form: Form) -> Program:
     mapped = frozenset({Buffer.OUTPUT} if form.direct else ())
     return encode(build("send", "pair", 2), Launch("Simple", form.slices, form.window, mapped))
 
@@ -270,7 +309,7 @@ def _copy() -> Program:
 @cache
 def _move() -> Move:
     """The one move that all rows of these programs make."""
-    forms = _Form(1, 1, 1), _Form(2 * WINDOW, WINDOW, 1), _Form(1, 1, 1, direct=True)
+    forms = Form(1, 1, 1), Form(2 * WINDOW, WINDOW, 1), Form(1, 1, 1, direct=True)
     programs = (*map(_program, forms), _copy())
     rows = (row for program in programs for block in program.programs for row in block.rows)
     (move,) = {move_of(row, _BYTE) for row in rows}

@@ -8,15 +8,22 @@ other. Where ranks share a GPU their halves may have to share the launch too: se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on
+from ringcoll.cuda.streams import waiting_ends_capture
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.auto_register import MIN_BYTES
+from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate
+from ringcoll.executors.cuda.copy_launch import CopyLaunch
 from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.loading import Launching
+from ringcoll.executors.cuda.message_copies import lane_of, message_gate_body, message_schedule
 from ringcoll.executors.cuda.params import Addresses, Header, address_words, given_address, pack
 from ringcoll.executors.cuda.point_to_point import (
     Half,
@@ -30,6 +37,7 @@ from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.shared_state import SharedState
+from ringcoll.tuner.measured import COPIED_BYTES
 from ringcoll.views import start_of
 
 if TYPE_CHECKING:
@@ -40,6 +48,8 @@ KEPT = 128
 
 _GIVEN = 3
 """Addresses that a launch is given for each call: INPUT, OUTPUT, OUTPUT as its sender maps it."""
+
+_IN_SCRATCH = " scratch=large"
 
 _Record = tuple[SharedState, int, str]
 
@@ -54,6 +64,7 @@ class PairCalls(GroupCall):
     timeout: float  # seconds that a wait of their kernel may take
     owned: bool = True  # whether the caller keeps the stream alive until the next call
     most: int | None = None  # CUDA blocks; None: what the device has for a rank
+    copied: bool = False  # engine="copy"
 
     @staticmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
@@ -65,7 +76,7 @@ class PairCalls(GroupCall):
         launches: dict[int, list[Member]] = {}
         for own in members.values():
             shared_launch = own[0].pairs.executor.shared_launch
-            launches.setdefault(id(shared_launch), []).append(Member(own[0].pairs, tuple(own)))
+            launches.setdefault(id(shared_launch), []).append(own[0].pairs.member(own))
         groups = [sorted(group, key=lambda member: member.rank) for group in launches.values()]
         # Loaded before anything is launched: loading may wait for a device whose kernel waits.
         for group in groups if len(groups) > 1 else ():
@@ -79,6 +90,7 @@ class Member:
 
     pairs: CudaPairs
     paired: tuple[PairCalls, ...]
+    engines: tuple[str, ...] = ()  # what the signature of each call says of copy engines
 
     @property
     def rank(self) -> int:
@@ -101,7 +113,16 @@ class Member:
             (c.peer, c.count, c.dtype.name, c.send is not None, c.recv is not None, c.shown, c.tag)
             for c in self.calls
         )
-        return self.rank, self.most, calls
+        return self.rank, self.most, calls, self.engines
+
+    def in_scratch(self, number: int) -> bool:
+        """Whether a call's message is staged in the large SCRATCH of its receiver."""
+        return bool(self.engines) and self.engines[number].endswith(_IN_SCRATCH)
+
+    def copied(self) -> list[tuple[int, bool]]:
+        """The pairs and directions of the large messages that copy engines may send."""
+        calls = zip(self.calls, self.engines, strict=False)
+        return [(call.peer, call.send is not None) for call, engine in calls if engine]
 
     def addresses(self) -> list[int]:
         """The addresses that a launch is given for each call."""
@@ -110,8 +131,11 @@ class Member:
             pairs.update_mappings()
         return [
             address
-            for call in calls
-            for address in (*_addresses(call), pairs.mapped_address(call, start_of(call.recv)))
+            for number, call in enumerate(calls)
+            for address in (
+                *_addresses(call),
+                0 if self.in_scratch(number) else pairs.mapped_address(call, start_of(call.recv)),
+            )
         ]
 
     def ends(self) -> list[End]:
@@ -131,7 +155,7 @@ class Member:
 class PreparedPairs:
     """The launch of the messages of one call: at most one each way, to or from other ranks."""
 
-    launchable: Launchable
+    launchable: Launching
     records: list[_Record]
     timeout: float
     nbytes: tuple[int, int]  # sent and received
@@ -152,16 +176,35 @@ class CudaPairs:
         self.executor, self.rank = executor, executor.rank
         self.running: list[Bundle[Member]] = []
         self.small_bytes = window_bytes(executor.workspace)
-        self._kept: dict[tuple[object, ...], tuple[Launchable, list[_Record]]] = {}
+        self.copied_bytes = max(COPIED_BYTES.value, self.small_bytes + 1)
+        self._kept: dict[tuple[object, ...], tuple[Launching, list[_Record]]] = {}
 
     @property
     def launches_alone(self) -> bool:
         """Whether no other rank shares the device, and so the launch."""
         return len(self.executor.shared_launch.ranks) == 1
 
+    def member(self, paired: Sequence[PairCalls]) -> Member:
+        """This rank's part of a launch; its large messages for copy engines are numbered."""
+        if not any(each.copied for each in paired):
+            return Member(self, tuple(paired))
+        scratch, before = self.executor.copy_scratch, Counter[tuple[int, bool]]()
+        engines = []
+        for call, copied in [(call, calls.copied) for calls in paired for call in calls.calls]:
+            engine = ""
+            if copied and call.nbytes >= self.copied_bytes and call.peer != self.rank:
+                engine, pair = " engine=copy", (call.peer, call.send is not None)
+                if scratch is not None and scratch.number_message(
+                    pair[0], sends=pair[1], before=before[pair]
+                ):
+                    engine += f" generation={scratch.generation}{_IN_SCRATCH}"
+                before[pair] += 1
+            engines.append(engine)
+        return Member(self, tuple(paired), tuple(engines))
+
     def prepared(self, calls: PairCalls) -> PreparedPairs:
         """The launch of the messages of one call, for all arrays of their shape."""
-        member = Member(self, (calls,))
+        member = self.member((calls,))
         launchable, records = self.launchable([member], calls.timeout)
         slots, nbytes = [-1, -1], [0, 0]
         received = None
@@ -253,8 +296,8 @@ class CudaPairs:
 
     def launchable(
         self, members: Sequence[Member], timeout: float
-    ) -> tuple[Launchable, list[_Record]]:
-        """The kernel with its parameter for some ranks of this device, and its records."""
+    ) -> tuple[Launching, list[_Record]]:
+        """The launch for some ranks of this device, and its records."""
         key = (timeout, *(member.key() for member in members))
         found = self._kept.pop(key, None)
         if found is None:
@@ -267,26 +310,60 @@ class CudaPairs:
                 shared_state.record(number, text)
         return found
 
-    def _made(self, members: Sequence[Member], timeout: float) -> tuple[Launchable, list[_Record]]:
+    def _made(self, members: Sequence[Member], timeout: float) -> tuple[Launching, list[_Record]]:
         executor, records = self.executor, list[_Record]()
         halves = [_halves(member, records) for member in members]
+        scratch: tuple[int, ...] = ()
+        if executor.copy_scratch is not None and any(member.engines for member in members):
+            scratch = executor.copy_scratch.addresses
+        local = [
+            Addresses(
+                each.rank,
+                each.memory.pointers,
+                each.report.device,
+                each.mappings.pointer,
+                scratch=scratch,
+            )
+            for each in (member.pairs.executor for member in members)
+        ]
+        header = Header(timeout, 0, False, False, executor.workspace.replicas)
+        where = f"send and recv on rank {self.rank}"
+        load = partial(executor.kernels.function, timeout=timeout, where=where)
+        lane = lane_of(halves[0]) if len(members) == 1 else None
+        if lane is None:
+            return self._kernel(members, halves, local, header, load), records
+        halves[0].remove(lane)
+
+        def gate(row: CopyGate) -> Launchable:
+            body = message_gate_body(executor.workspace, lane, row)
+            parameter = pack(body, header, executor.workspace.progress, local)
+            return Launchable(load(body.text), 1, 1, GATE_THREADS, parameter)
+
+        found = message_schedule(executor.workspace, local[0], lane)
+        beside = self._kernel(members, halves, local, header, load) if halves[0] else None
+        launch = CopyLaunch(found, gate, beside, executor.streams, shared=False, where=where)
+        return launch, records
+
+    def _kernel(
+        self,
+        members: Sequence[Member],
+        halves: Sequence[Sequence[Half]],
+        local: Sequence[Addresses],
+        header: Header,
+        load: Callable[[str], int],
+    ) -> Launchable:
+        """The kernel of these halves, with its parameter."""
+        executor = self.executor
         blocks = [
             shared_out(own, executor.workspace, member.most, f"rank {member.rank}")
             for member, own in zip(members, halves, strict=True)
         ]
         given = _GIVEN * max(len(member.calls) for member in members)
-        local = [
-            Addresses(each.rank, each.memory.pointers, each.report.device, each.mappings.pointer)
-            for each in (member.pairs.executor for member in members)
-        ]
         body = pairs_body(executor.workspace, local, halves, blocks)
-        header = Header(timeout, 0, False, False, executor.workspace.replicas)
         parameter = pack(body, header, executor.workspace.progress, local)
-        where = f"send and recv on rank {self.rank}"
-        function = executor.kernels.function(body.text, timeout, where)
         grid = max(1, *map(sum, blocks))
         words = address_words(body, local, given)
-        return Launchable(function, grid, len(local), THREADS, parameter, words), records
+        return Launchable(load(body.text), grid, len(local), THREADS, parameter, words)
 
 
 def _halves(member: Member, records: list[_Record]) -> list[Half]:
@@ -296,6 +373,8 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
     for at, call in enumerate(member.calls):
         copies = call.send is not None and call.recv is not None
         text = f"count={call.count} dtype={call.dtype.name}"
+        if member.engines:
+            text += member.engines[at]
         source, target = (
             given_address(address, _GIVEN * at + end) if address else 0
             for end, address in enumerate(_addresses(call))
@@ -307,7 +386,9 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
             number = next(shared_state.numbers)
             records.append((shared_state, number, call.tagged(call.shown or text)))
             mapped = 0 if call.recv is None else given_address(0, _GIVEN * at + 2)
-            message = Message(address, call.nbytes, text, number, mapped=mapped)
+            message = Message(
+                address, call.nbytes, text, number, mapped=mapped, scratch=member.in_scratch(at)
+            )
         found.setdefault((call.peer, call.send is not None, copies), []).append(message)
     return [
         Half(peer, sends, tuple(messages), copies)
@@ -338,7 +419,7 @@ def _task(members: Sequence[Member]) -> Task:
         raise bundle.error
 
 
-def _launchable(members: Sequence[Member]) -> tuple[Launchable, float]:
+def _launchable(members: Sequence[Member]) -> tuple[Launching, float]:
     """The launch of members and its timeout in seconds."""
     timeout = min(paired.timeout for member in members for paired in member.paired)
     return members[0].pairs.launchable(members, timeout)[0], timeout
@@ -363,6 +444,8 @@ def _launch(members: Sequence[Member]) -> None:
     filled = (each + [0] * (longest - len(each)) for each in addresses)
     with on(ordinal):
         launchable.launch(stream, tuple(itertools.chain.from_iterable(filled)))
+    for member in members:
+        _count_copied(member, stream)
     for other in others:
         order(ordinal, stream, other)
     for member in members:
@@ -370,3 +453,15 @@ def _launch(members: Sequence[Member]) -> None:
         own = member.paired[-1]
         member.pairs.executor.stream_order.stream = own.stream
         member.pairs.executor.stream_order.release(own)
+
+
+def _count_copied(member: Member, stream: int) -> None:
+    """Count the large messages of a launch, as their other ends do."""
+    scratch, copied = member.pairs.executor.copy_scratch, member.copied()
+    if scratch is None or not copied:
+        return
+    if waiting_ends_capture(stream):
+        scratch.captured = True
+        return
+    for peer, sends in copied:
+        scratch.message_launched(peer, sends=sends)
