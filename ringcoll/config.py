@@ -132,6 +132,9 @@ class Settings:
             ranks a link of its own.
         register: whether GPU ranks register memory automatically: the other ranks map allocations
             that calls of 1 MiB and more use for the second time, where they can; left out, they do.
+        kernel_wait: seconds that a first call of GPU ranks waits for its kernel to be compiled
+            before a generic, slower one that is there carries it, until its own is loaded; left
+            out, 0.2. Benchmarks wait for ever (``math.inf``).
 
     """
 
@@ -143,6 +146,7 @@ class Settings:
     debug: bool | str | None = None
     pace: tuple[float, float] | tuple[float, float, str] | None = None
     register: bool | None = None
+    kernel_wait: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -177,6 +177,7 @@ def _read_pace(text: str) -> Any:
 
 
 _COUNT = OptionType("an integer >= 1", _count, int)
+_SECONDS = OptionType("seconds > 0, or math.inf (inf in the environment)", _seconds, float)
 _FLAG = OptionType("True or False (1 or 0 in the environment)", _flag, _read_flag)
 _TEXT = OptionType("a word", _text)
 _PATH = OptionType("a path", _path)
@@ -189,7 +190,7 @@ OPTION_TYPES: Mapping[str, OptionType] = {
     "channels": _count(64),
     "slices": _count(4096),
     "max_sms": _count(),
-    "timeout": OptionType("seconds > 0, or math.inf (inf in the environment)", _seconds, float),
+    "timeout": _SECONDS,
     "deterministic": _FLAG,
     "accumulate": _one_of(*get_args(Accumulate)),
     "verify": _FLAG,
@@ -208,6 +209,7 @@ OPTION_TYPES: Mapping[str, OptionType] = {
         _read_pace,
     ),
     "register": _FLAG,
+    "kernel_wait": _SECONDS,
 }
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""
 

@@ -108,6 +108,7 @@ def wrong_of(name: str, rank: int, nranks: int, part: int, a: Any, b: Any) -> in
 def work(link: Link, cache: str, package: bool, settle: float, one_gpu: bool = False) -> None:
     """What one rank measures; a message a call."""
     os.environ["RINGCOLL_CACHE_DIR"] = cache
+    os.environ.pop("RINGCOLL_KERNEL_WAIT", None)
     import cupy
 
     import ringcoll

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class World:
         with init(device="cpu", **plain) as control:
             if not (given or self._on_gpus(control)):
                 return [function(control, control)]
-            with init(device=self.device, **plain, **given) as comm:
+            with init(device=self.device, **plain, **{"kernel_wait": math.inf, **given}) as comm:
                 return [function(control, comm)]
 
     def on_gpu(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -70,8 +71,10 @@ class CudaState(RankState):
         topology: Topology | None = None,
         whole: bool = True,
         register: bool = True,
+        kernel_wait: float = math.inf,
     ) -> None:
         self.device, self.loader, self.transport = device, loader, transport
+        self.kernel_wait = kernel_wait
         self.register_uses = register and whole
         super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
         if whole:  # not a part of a communicator that is still being made
@@ -105,6 +108,7 @@ class CudaState(RankState):
         except BaseException:
             self.cuda.close()  # closes the memory, too
             raise
+        self.cuda.kernels.kernel_wait = self.kernel_wait
         self.executor, self.pairs = self.cuda, self.sending
         if self.transport == "host" and self.topology.system is not None:
             why = "the ranks exchange data through pinned host memory"
@@ -130,6 +134,7 @@ class CudaState(RankState):
             parent=self,
             ranks=ranks,
             register=self.register_uses,
+            kernel_wait=self.kernel_wait,
         )
 
     def prepare(self, call: Call, config: Config, *, hellos_decide: bool = False) -> CudaCall:

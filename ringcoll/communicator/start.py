@@ -74,6 +74,8 @@ def init(
               seconds a message); a third word "pairs" gives each pair of ranks links of its own.
             - ``register``: whether GPU ranks map memory of each other that large calls use again;
               None: they do.
+            - ``kernel_wait``: seconds that a first call on GPUs waits for its own kernel before a
+              generic one carries it; None: 0.2.
             - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.
 
     Returns:
@@ -353,6 +355,7 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
         )
     else:
         from ringcoll.communicator.gpu import CudaState
+        from ringcoll.executors.cuda.loading import KERNEL_WAIT
 
         kernels = loader(settings.cache_dir)
         state = CudaState(
@@ -363,6 +366,7 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
             transport=settings.transport,
             topology=topology,
             register=register,
+            kernel_wait=settings.kernel_wait or KERNEL_WAIT,
         )
     if settings.debug == "trace":
         state.start_trace()

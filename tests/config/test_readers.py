@@ -171,17 +171,24 @@ def logged(how, patch):
 
 
 def registers(how, patch):
-    """By the source: there need not be GPUs here."""
+    return read_in_source("register") and how[1].register
+
+
+def waits(how, patch):
+    return read_in_source("kernel_wait") and how[1].kernel_wait
+
+
+def read_in_source(name):
+    """Whether a communicator is made by a setting: there need not be GPUs here."""
     folder = ROOT / "ringcoll" / "communicator"
     trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
-    read = any(
+    return any(
         isinstance(node, ast.Attribute)
-        and node.attr == "register"
+        and node.attr == name
         and ast.unparse(node.value) == "settings"
         for tree in trees
         for node in ast.walk(tree)
     )
-    return read and how[1].register
 
 
 READERS = {
@@ -204,6 +211,7 @@ READERS = {
     "topo_file": ("two.xml", machine),
     "debug": ("1", logged),
     "register": ("0", registers),
+    "kernel_wait": ("0.5", waits),
 }
 
 

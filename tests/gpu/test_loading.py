@@ -12,6 +12,7 @@ import pytest
 from ringcoll.errors import DeadlineError, MachineError
 from ringcoll.executors.cuda import loading, stream_order
 from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.generic import generic_text
 from ringcoll.executors.cuda.loader import Loader as RealLoader
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading
 from ringcoll.executors.cuda.params import Body, GenericForm
@@ -53,6 +54,9 @@ class Loader:
         if text.startswith("#"):  # generic kernels
             self.done(text, found)
         return found
+
+    def compile_next(self, text, capability, call=""):
+        return self.compile_ahead(text, capability, call)
 
     def done(self, text, found=None):
         found = found or self.compiling[text]
@@ -134,6 +138,86 @@ def test_a_call_alone_runs_by_its_own_kernel(made):
     made.runtime.busy = {7}  # its own communicator's calls have one order on all ranks
     found = kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
     assert found.body is BODY and texts(made.loader)[5:] == ["own"]
+
+
+def cold(made, **how):
+    """A communicator whose first calls wait for no kernel that is not compiled yet."""
+    kernels, order = made.make(**how)
+    made.loader.stored = lambda text, _capability: text.startswith("#")
+    kernels.kernel_wait = 1e-3
+    return kernels, order
+
+
+def test_a_generic_kernel_carries_a_first_call_whose_own_takes_too_long(made):
+    kernels, order = cold(made)
+    found = kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
+    assert isinstance(found, GenericLaunch) and texts(made.loader)[5:] == []
+    order.switch_to(7)
+    found.launch(7)
+    generic: Any = found._launch
+    assert (generic.launched, generic.body.words[0][:3]) == (1, (1, 2, 3))
+    made.loader.done("own")
+    made.runtime.busy = {7}
+    found.launch(7)  # the call before may still run: it waits for other ranks, the host for none
+    assert generic.launched == 2
+    made.runtime.busy = set()
+    found.launch(7)
+    own: Any = found._launch
+    assert (generic.launched, own.body, own.launched) == (2, BODY, 1)
+    assert kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0").body is BODY
+
+
+def test_a_kernel_that_is_compiled_in_time_carries_its_first_call(made):
+    kernels, _ = cold(made)
+    kernels.kernel_wait = 20
+    timer = threading.Timer(0.05, made.loader.done, ["own"])
+    made.loader.compile_ahead("own", (9, 0))
+    timer.start()
+    assert kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0").body is BODY
+    timer.join()
+
+
+@pytest.mark.parametrize("first", ["own", "generic"])
+def test_where_neither_kernel_is_compiled_the_first_that_is_carries_the_call(made, first):
+    kernels, _ = cold(made)
+    assert BODY.generic is not None and BODY.generic.lanes == 0
+    slow: Future[bytes] = Future()
+    text = generic_text(0, 2)
+    made.loader.compiling[text] = slow
+    made.loader.done = lambda text, found=None: found or made.loader.compiling[text]
+    made.loader.compile_ahead("own", (9, 0))
+    ends = made.loader.compiling["own"] if first == "own" else slow
+    timer = threading.Timer(0.05, ends.set_result, [b""])
+    timer.start()
+    found = kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
+    timer.join()
+    assert isinstance(found, GenericLaunch) == (first == "generic")
+
+
+@pytest.mark.parametrize("how", ["threads", "for ever", "no generic kernel", "damaged"])
+def test_a_first_call_waits_for_its_own_kernel(made, how):
+    kernels, _ = cold(made, **({"threads": True} if how == "threads" else {}))
+    body = BODY
+    if how == "for ever":
+        kernels.kernel_wait = float("inf")
+    elif how == "no generic kernel":
+        body = HUGE
+    elif how == "damaged":
+        broken: Future[bytes] = Future()
+        broken.set_exception(MachineError("it does not compile"))
+        made.loader.compiling[generic_text(0, 2)] = broken
+    assert kernels.launch(body, Launch, 9.0, "all_reduce on rank 0").body is body
+
+
+def test_a_capture_records_the_own_kernel_of_a_first_call(made):
+    kernels, _ = cold(made)
+    found = kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
+    generic: Any = found._launch
+    made.runtime.capture(7)
+    threading.Timer(0.05, made.loader.done, ["own"]).start()
+    found.launch(7)
+    own: Any = found._launch
+    assert (generic.launched, own.body, own.launched) == (0, BODY, 1)
 
 
 def test_where_a_kernel_is_compiled_so_are_those_of_likely_calls(made):

@@ -47,12 +47,22 @@ class Compilers:
             self._resting = self._ended
             most = min(_MOST, cores())
             if self._idle <= len(self._queue) and len(self._threads) < most:
-                thread = Thread(target=self._run, name=f"{OURS}nvrtc", daemon=True)
-                thread.start()
-                self._threads.add(thread)
+                self._start()
             self._queue.append((future, work))
             self._changed.notify()
         return future
+
+    def hurry(self, future: Future[bytes]) -> None:
+        """Begin with something that has been submitted before all else: a call waits for it."""
+        with self._changed:
+            for found in self._queue:
+                if found[0] is future:
+                    self._queue.remove(found)
+                    self._queue.appendleft(found)
+                    if not self._idle:
+                        self._start()
+                    self._changed.notify()
+                    return
 
     def rest(self) -> None:
         """Begin nothing more of what has been submitted."""
@@ -66,6 +76,11 @@ class Compilers:
         """Forget, in a fork, the threads of the parent and what they were to compile."""
         self._queue, self._changed = deque(), Condition()
         self._threads, self._idle, self._ended, self._process = set(), 0, False, None
+
+    def _start(self) -> None:
+        thread = Thread(target=self._run, name=f"{OURS}nvrtc", daemon=True)
+        thread.start()
+        self._threads.add(thread)
 
     def _run(self) -> None:
         while True:

@@ -70,6 +70,12 @@ class Loader:
                 found = self._compiling[key] = self._compilers.submit(get)
             return found
 
+    def compile_next(self, text: str, capability: tuple[int, int], call: str = "") -> Future[bytes]:
+        """The same before all else that waits to be compiled."""
+        found = self.compile_ahead(text, capability, call)
+        self._compilers.hurry(found)
+        return found
+
     def rest(self) -> None:
         """Begin no more compilations in the background: nobody needs them any more."""
         self._compilers.rest()
@@ -148,6 +154,10 @@ class DeferredLoader(Loader):
     ) -> Future[bytes]:
         """Compile a source for a call in the background, once."""
         return self._loader.compile_ahead(text, capability, call)
+
+    def compile_next(self, text: str, capability: tuple[int, int], call: str = "") -> Future[bytes]:
+        """The same before all else that waits to be compiled."""
+        return self._loader.compile_next(text, capability, call)
 
     def rest(self) -> None:
         """Compile nothing more in the background."""

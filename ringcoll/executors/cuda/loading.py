@@ -4,23 +4,25 @@ The driver loads a kernel only once all work in flight on the device has ended, 
 launches of other threads meanwhile. Another communicator's call in flight may wait for a peer that
 waits for this very call. So a kernel is loaded only while no call of another communicator can be
 running; a call that cannot wait for that runs by a generic kernel, which was loaded when the
-communicator was made, and by its own at a later launch that finds the others idle. Calls of the
-same communicator have one order on all ranks: waiting for them is safe.
+communicator was made, and by its own at a later launch that finds the others idle. So does a first
+call whose own kernel NVRTC compiles for too long. Calls of the same communicator have one order on
+all ranks: waiting for them is safe.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import cache
 from threading import Lock
 from typing import Any, Protocol
 
 from ringcoll.cuda.device import Device
-from ringcoll.cuda.streams import waiting_ends_capture
+from ringcoll.cuda.streams import outside_capture, waiting_ends_capture
 from ringcoll.errors import DeadlineError, LaunchRefused, MachineError
 from ringcoll.executors.cuda.background import cores
 from ringcoll.executors.cuda.compile import advice
@@ -41,6 +43,10 @@ _lock = Lock()  # held to change and to list either
 _CORES = 4
 """For each process of the host: with fewer, kernels of other sizes than a call's would slow down
 the one that it waits for."""
+
+KERNEL_WAIT = 0.2
+"""Seconds that a first call waits for its own kernel, unless ``init`` says otherwise. NVRTC takes
+0.2 s for a kernel of LL or LL128, and 0.5 to 0.9 s for one of Simple."""
 
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
 
@@ -67,6 +73,8 @@ class KernelLoading:
         """``alone``: no other rank of the communicator shares the device and the launches."""
         self.loader, self.device, self._fabric, self.order = loader, device, fabric, order
         self.capability = device.major, device.minor
+        self.kernel_wait = math.inf
+        """Seconds that a first call waits for its own kernel while a generic one is there."""
         self._spare = cores() >= _CORES * _processes(fabric)
         self._texts: tuple[str, ...] = ()
         if loader.generic and alone:
@@ -153,6 +161,11 @@ class KernelLoading:
         if self._texts and not self._has(body.text):
             made_for_it = self._available(body.text)
             if made_for_it and others_idle(self.order):
+                generic = self._sooner(body, call)
+                if generic is not None and others_idle(self.order):
+                    self._await_own()
+                    slower = made(generic, self._load(generic.text))
+                    return GenericLaunch(self, slower, body, made, captured=False)
                 try:
                     self.loader.compile(body.text, self.capability, call)
                 except MachineError:
@@ -173,6 +186,24 @@ class KernelLoading:
                     return GenericLaunch(self, made(generic, self._load(generic.text)), body, made)
         found: Launching = made(body, self.function(body.text, timeout, where, why, call))
         return found
+
+    def _sooner(self, body: Body, call: str) -> Body | None:
+        """The call by a generic kernel that is compiled, if its own takes too long, else None.
+
+        One thread may launch for several ranks of a process: they wait for their own.
+        """
+        if self.kernel_wait == math.inf or self._fabric.threads or not self._compiles(body.text):
+            return None
+        generic = generic_body(body, self._fabric.nranks)
+        if generic is None:
+            return None
+        own = self.loader.compile_next(body.text, self.capability, call)
+        other = self._compile_ahead(generic.text)
+        wait((own,), self.kernel_wait)
+        if not own.done():
+            wait((own, other), return_when=FIRST_COMPLETED)
+        made = own.done() or other.cancelled() or other.exception() is not None
+        return None if made else generic
 
     def _await_others(self, timeout: float, where: str, remedy: str) -> None:
         """Wait on the host until no call of another communicator can be running."""
@@ -216,6 +247,10 @@ class KernelLoading:
         """Whether a kernel must be compiled, and can be."""
         return not (self._has(text) or self._stored(text)) and self._available(text)
 
+    def compile(self, text: str) -> None:
+        """Wait until a kernel is compiled."""
+        self.loader.compile_next(text, self.capability).result()
+
     def _compiled(self, text: str) -> bool:
         found = self.loader.compile_ahead(text, self.capability)
         return found.done() and not found.cancelled() and found.exception() is None
@@ -232,7 +267,10 @@ class KernelLoading:
 
 
 class GenericLaunch:
-    """A launch by a generic kernel until the call's own is loaded."""
+    """A launch by a generic kernel until the call's own is loaded.
+
+    Unless it may be ``captured``, a capture waits for the own kernel: it keeps what it records.
+    """
 
     def __init__(
         self,
@@ -240,24 +278,36 @@ class GenericLaunch:
         generic: Launching,
         body: Body,
         made: Callable[[Body, int], Launching],
+        *,
+        captured: bool = True,
     ) -> None:
         self._loading, self._launch, self._body, self._made = loading, generic, body, made
+        self._captured = captured
         self._waits = True
         with _lock:
             _pending.add(self)
 
     def launch(self, stream: int, *addresses: Any) -> None:
         """Enqueue on a stream of the current device."""
-        # A capture keeps the kernel that it has recorded.
-        if self._waits and self._compiled() and not waiting_ends_capture(stream):
+        if self._waits:
+            self._load_if_idle(stream)
+        self._launch.launch(stream, *addresses)
+
+    def _load_if_idle(self, stream: int) -> None:
+        """Load the call's own kernel, if that is compiled and no call is running."""
+        order = self._loading.order
+        if waiting_ends_capture(stream):
+            if not self._captured and others_idle(order):
+                self._loading.compile(self._body.text)
+                with outside_capture():
+                    self.load()
+        elif self._compiled():
             # Own calls count, too: one thread may launch for all ranks, and nothing waits here.
-            order = self._loading.order
             if order.earlier_ended() and others_idle(order):
                 for each in _waiting_on(order.ordinal):
                     each.load()
             else:
                 order.marking = True  # from the next call on: this one is not launched yet
-        self._launch.launch(stream, *addresses)
 
     def _compiled(self) -> bool:
         return self._loading._compiled(self._body.text)
