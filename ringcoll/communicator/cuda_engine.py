@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringcoll.arguments.buffers import refuse_in_place
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.call_cache import CACHED_CALLS, evict, prepare_collective
-from ringcoll.communicator.engine import Check, Engine
+from ringcoll.communicator.engine import Check, Engine, check_tag
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, of_thread, run_together
@@ -27,7 +27,7 @@ from ringcoll.cuda.streams import stream_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.sending import PreparedPairs
+from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
 from ringcoll.tuner.predicted import power
@@ -88,15 +88,10 @@ class CudaEngine(Engine):
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
-        self._messages: dict[object, PreparedPairs] = {}
+        self._messages: dict[object, _Messages] = {}
         # Across nodes messages are prepared for each address.
         self._recounts = isinstance(state, CudaState)
-        # Who runs a large message of copy engines depends on how many were made before.
-        self._keeps_messages = (
-            isinstance(state, CudaState)
-            and state.sending.launches_alone
-            and state.config.engine != "copy"
-        )
+        self._keeps_messages = isinstance(state, CudaState) and state.sending.launches_alone
 
     def collective(
         self,
@@ -252,51 +247,89 @@ class CudaEngine(Engine):
         """Find messages by their shape, or check and prepare them, and launch them."""
         state: Any = self._state
         libraries, first, second = self._libraries, 0, 0
+        stream, later = None, False
         key: tuple[object, ...] | None = None
-        if self._keeps_messages and not how and current() is None:
+        found: _Messages | None = None
+        if self._keeps_messages:
+            options: tuple[object, ...] = ()
+            rest = how
+            if how:
+                rest = dict(how)
+                stream = rest.pop("stream", None)
+                if "async_op" in rest:
+                    later = take_async_op(rest, f"{name} on rank {self._rank}")
+                options = *rest.items(), *map(type, rest.values())
             sent = (0, None) if sendbuf is None else libraries[type(sendbuf)].read(sendbuf)
             received = (0, None) if recvbuf is None else libraries[type(recvbuf)].read(recvbuf)
             if sent is not None and received is not None:
                 (first, sends), (second, receives) = sent, received
                 # With types: True and 1.0 are equal to 1.
                 peers = dest, source, exact, type(dest), type(source), type(exact)
-                key = name, peers, sends, receives
-        try:
-            found = None if key is None else self._messages.get(key)
-        except TypeError:  # an illegal argument that has no hash
-            key = found = None
+                key = name, peers, sends, receives, options
+            try:
+                found = None if key is None else self._messages.get(key)
+            except TypeError:  # an illegal argument that has no hash
+                key = None
         if found is None or found.overlap(first, second):
-            calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
             if key is None:
-                return self.pairs(name, calls, how, (sendbuf, recvbuf))
-            found = self._prepared_message(key, name, calls)
-        like = recvbuf if sendbuf is None else sendbuf
-        pointer, owner = libraries[type(like)].stream(like)
-        if owner is None:
+                return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
+            check_tag(name, self._rank, rest)
             calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
-            return self.pairs(name, calls, how, (sendbuf, recvbuf))
+            found = self._kept_messages(key, name, calls, rest)
+        like = recvbuf if sendbuf is None else sendbuf
+        pointer, owner = self._stream_of(stream, like, name)
+        alone = of_thread.group is None and owner is not None and not found.calls.copied
+        prepared = found.prepared
+        if alone and prepared is None:
+            prepared = self._prepared_messages(key, found)
+        if not alone or prepared is None:
+            given = tuple((0, second) if at else (first, 0) for at in found.receives)
+            made = found.calls.on(pointer, given, owned=owner is not None)
+            alive = sendbuf, recvbuf
+            return self._enqueue(made, pointer, alive, owner, later=later, name=name)
         with state.lock:
             before, self._owners = self._owners, {pointer: owner}
             try:
-                state.run_pairs(found, pointer, first, second)
+                state.run_pairs(prepared, pointer, first, second)
             except BaseException:
                 self._keep(before)
                 raise
-        return None
+        return DeviceWork(state.cuda, pointer, libraries[type(like)], like, name) if later else None
 
-    def _prepared_message(self, key: object, name: str, calls: list[Call]) -> PreparedPairs:
-        """Prepare and keep the messages of a call, before anything of them is launched."""
+    def _kept_messages(
+        self, key: object, name: str, calls: list[Call], how: dict[str, Any]
+    ) -> _Messages:
+        """Keep the checked messages of a call."""
         state: Any = self._state
         state.usable()
         _refuse_matching(name, calls)
-        config = state.config
+        config, _, _ = self._options(name, how)
         made = tuple(with_options(call, config) for call in calls)
-        found: PreparedPairs
-        with state.lock:  # another thread's launch uses the same kept kernels
-            found = state.prepared_pairs(made, state.timeout_of(config), config.max_sms)
+        paired = state.paired(
+            made,
+            0,
+            state.timeout_of(config),
+            owned=True,
+            most=config.max_sms,
+            copied=config.engine == "copy",
+        )
+        found = _Messages(paired, tuple(call.send is None for call in calls))
+        with state.lock:
             evict(self._messages, CACHED_CALLS)
             self._messages[key] = found
         return found
+
+    def _prepared_messages(self, key: object, found: _Messages) -> PreparedPairs:
+        """Prepare the messages of a call, before anything of them is launched."""
+        state: Any = self._state
+        state.usable()
+        with state.lock:  # another thread's launch uses the same kept kernels
+            try:
+                found.prepared = state.prepared_pairs(found.calls)
+            except BaseException:
+                self._messages.pop(key, None)
+                raise
+        return found.prepared
 
     def forget(self) -> None:
         """Drop all prepared calls."""
@@ -331,6 +364,22 @@ class CudaEngine(Engine):
         view = device_view(found.pointer, found.nbytes, found.dtype.numpy)
         view.flags.writeable = not found.readonly
         return view
+
+
+@dataclass(slots=True, eq=False)
+class _Messages:
+    """The checked messages of one call, for all arrays of their shape."""
+
+    calls: PairCalls
+    receives: tuple[bool, ...]
+    prepared: PreparedPairs | None = None  # the launch of these alone
+
+    def overlap(self, send: int, recv: int) -> bool:
+        """Whether buffers at these addresses share memory."""
+        if len(self.calls.calls) < 2:
+            return False
+        sent, received = (call.nbytes for call in self.calls.calls)
+        return -received < recv - send < sent
 
 
 def _refuse_matching(name: str, calls: list[Call]) -> None:

@@ -88,11 +88,7 @@ class Engine(ABC):
         self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
     ) -> Work | None:
         """Check and launch ``send``, ``recv`` or ``sendrecv``; None for what it does not take."""
-        if how and not isinstance(how.get("tag"), (str, type(None))):
-            raise ArgumentTypeError(
-                f"{name} on rank {self._rank}: tag={how['tag']!r}: messages have no tags, they are "
-                f"matched in order; leave it out, or pass a word, which errors show as a label"
-            )
+        check_tag(name, self._rank, how)
         calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
         return self.pairs(name, calls, how, (sendbuf, recvbuf))
 
@@ -149,3 +145,12 @@ class Engine(ABC):
         """Drop all prepared calls, and free what the rank has; not collective."""
         self.forget()
         self._state.close()
+
+
+def check_tag(name: str, rank: int, how: dict[str, Any]) -> None:
+    """Refuse MPI's tags."""
+    if how and not isinstance(how.get("tag"), (str, type(None))):
+        raise ArgumentTypeError(
+            f"{name} on rank {rank}: tag={how['tag']!r}: messages have no tags, they are "
+            f"matched in order; leave it out, or pass a word, which errors show as a label"
+        )

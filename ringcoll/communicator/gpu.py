@@ -30,7 +30,7 @@ from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.preparing import mapped_buffers
-from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs
+from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs, shapes_of
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.fabric import Fabric
@@ -255,14 +255,13 @@ class CudaState(RankState):
         """
         most = None if most is None else min(most, self.cuda.machine.blocks)
         copied = copied and self.cuda.copy_scratch is not None
-        return PairCalls(self.sending, calls, stream, timeout, owned, most, copied)
+        key = shapes_of(calls)
+        return PairCalls(self.sending, calls, stream, timeout, owned, most, copied, key=key)
 
-    def prepared_pairs(
-        self, calls: tuple[Call, ...], timeout: float, most: int | None
-    ) -> PreparedPairs:
+    def prepared_pairs(self, calls: PairCalls) -> PreparedPairs:
         """The launch of the messages of one call, for all arrays of their shape."""
         try:
-            return self.sending.prepared(self.paired(calls, 0, timeout, owned=True, most=most))
+            return self.sending.prepared(calls)
         except BaseException as error:
             self.fail(error)  # the other end waits for this one's launch
             raise

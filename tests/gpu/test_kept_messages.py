@@ -29,7 +29,7 @@ def comms(monkeypatch):
     gpus.close()
 
 
-@pytest.mark.parametrize("name", ["sendrecv", "send", "recv"])
+@pytest.mark.parametrize("name", ["sendrecv", "send", "later", "stream", "group", "max_sms"])
 def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
     """The buffers of a message that was made before are read, and not viewed and checked again."""
     checked = []
@@ -48,8 +48,20 @@ def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
             sent = FakeBuffer(comm, np.full(300, comm.rank + number))
             got = FakeBuffer(comm, 300)
             kept += sent, got
+            both = sent.array, other, got.array, other
             if name == "sendrecv":
-                comm.sendrecv(sent.array, other, got.array, other)
+                comm.sendrecv(*both)
+            elif name == "later":
+                comm.sendrecv(*both, async_op=True).wait()
+            elif name == "stream":
+                comm.sendrecv(*both, stream=0)
+            elif name == "max_sms":
+                comm.sendrecv(*both, max_sms=4 + number % 2)
+            elif name == "group":
+                with ringcoll.group():
+                    comm.recv(got.array, other)
+                    comm.send(sent.array, other)
+                    comm.sendrecv(*both)
             elif comm.rank == 0:
                 comm.send(sent.array, other)
                 comm.recv(got.array, other)

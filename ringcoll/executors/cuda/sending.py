@@ -65,6 +65,13 @@ class PairCalls(GroupCall):
     owned: bool = True  # whether the caller keeps the stream alive until the next call
     most: int | None = None  # CUDA blocks; None: what the device has for a rank
     copied: bool = False  # engine="copy"
+    addresses: tuple[tuple[int, int], ...] = ()  # of each call; (): those of its arrays
+    key: tuple[object, ...] = ()  # what a kernel depends on of the calls
+
+    def on(self, stream: int, addresses: tuple[tuple[int, int], ...], *, owned: bool) -> PairCalls:
+        """The same calls on a stream, of arrays at other addresses."""
+        kept = self.pairs, self.calls, stream, self.timeout, owned
+        return PairCalls(*kept, self.most, self.copied, addresses, self.key)
 
     @staticmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
@@ -109,10 +116,7 @@ class Member:
 
     def key(self) -> tuple[object, ...]:
         """What a kernel's parameter depends on, beside the addresses that a launch is given."""
-        calls = tuple(
-            (c.peer, c.count, c.dtype.name, c.send is not None, c.recv is not None, c.shown, c.tag)
-            for c in self.calls
-        )
+        calls = tuple(paired.key or shapes_of(paired.calls) for paired in self.paired)
         return self.rank, self.most, calls, self.engines
 
     def in_scratch(self, number: int) -> bool:
@@ -126,17 +130,19 @@ class Member:
 
     def addresses(self) -> list[int]:
         """The addresses that a launch is given for each call."""
-        pairs, calls = self.pairs, self.calls
-        if any(call.nbytes > pairs.small_bytes for call in calls):
-            pairs.update_mappings()
-        return [
-            address
-            for number, call in enumerate(calls)
-            for address in (
-                *_addresses(call),
-                0 if self.in_scratch(number) else pairs.mapped_address(call, start_of(call.recv)),
-            )
-        ]
+        pairs, found, updated = self.pairs, list[int](), False
+        for paired in self.paired:
+            for call, given in itertools.zip_longest(paired.calls, paired.addresses):
+                send, recv = given or _addresses(call)
+                mapped = 0
+                if call.nbytes > pairs.small_bytes:
+                    if not updated:
+                        pairs.update_mappings()
+                        updated = True
+                    if not self.in_scratch(len(found) // _GIVEN):
+                        mapped = pairs.mapped_address(call, recv)
+                found += send, recv, mapped
+        return found
 
     def ends(self) -> list[End]:
         """The ends of messages whose other end shares the device."""
@@ -158,15 +164,10 @@ class PreparedPairs:
     launchable: Launching
     records: list[_Record]
     timeout: float
-    nbytes: tuple[int, int]  # sent and received
     slots: tuple[int, int]  # where a launch is given their addresses; -1: not
     given: int
     received: Call | None  # a large one
     large: bool  # whether either is large
-
-    def overlap(self, send: int, recv: int) -> bool:
-        """Whether buffers at these addresses share memory."""
-        return -self.nbytes[1] < recv - send < self.nbytes[0]
 
 
 class CudaPairs:
@@ -206,22 +207,20 @@ class CudaPairs:
         """The launch of the messages of one call, for all arrays of their shape."""
         member = self.member((calls,))
         launchable, records = self.launchable([member], calls.timeout)
-        slots, nbytes = [-1, -1], [0, 0]
-        received = None
+        slots, received = [-1, -1], None
         for at, call in enumerate(calls.calls):
             side = int(call.send is None)
-            slots[side], nbytes[side] = _GIVEN * at + side, call.nbytes
+            slots[side] = _GIVEN * at + side
             if side and call.nbytes > self.small_bytes:
                 received = call.on(None, None)
         return PreparedPairs(
             launchable,
             records,
             calls.timeout,
-            (nbytes[0], nbytes[1]),
             (slots[0], slots[1]),
             _GIVEN * len(calls.calls),
             received,
-            max(nbytes) > self.small_bytes,
+            any(call.nbytes > self.small_bytes for call in calls.calls),
         )
 
     def run(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
@@ -394,6 +393,14 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
         Half(peer, sends, tuple(messages), copies)
         for (peer, sends, copies), messages in found.items()
     ]
+
+
+def shapes_of(calls: Sequence[Call]) -> tuple[object, ...]:
+    """What a kernel depends on of calls."""
+    return tuple(
+        (c.peer, c.count, c.dtype.name, c.send is not None, c.recv is not None, c.shown, c.tag)
+        for c in calls
+    )
 
 
 def _addresses(call: Call) -> tuple[int, int]:
