@@ -204,7 +204,7 @@ class CpuEngine(Engine):
         if sent is not None and received is not None and of_thread.group is None:
             (first, *sends), (second, *receives) = sent, received
             extents = (first, first and sendbuf.nbytes), (second, second and recvbuf.nbytes)
-            if not overlap(*extents):
+            if not (first and second and overlap(*extents)):
                 options = (*how.items(), *map(type, how.values())) if how else ()
                 key = name, comparable(arguments), *sends, *receives, options
         try:
@@ -213,8 +213,19 @@ class CpuEngine(Engine):
             key = None
         if kept is None:
             return self._first_exchange(key, name, check, alive, arguments, how)
-        calls, timeout = kept.on(sendbuf, recvbuf), kept.timeout
-        return self._issue(calls, later=kept.later, alive=alive, timeout=timeout, name=name)
+        calls, timeout, state = kept.on(sendbuf, recvbuf), kept.timeout, self._state
+        if kept.later:
+            return self._issue(calls, later=True, alive=alive, timeout=timeout, name=name)
+        progress = state.progress
+        if state._worker is not None or progress is None or progress._failed is not None:
+            state.yield_to_worker()
+        with state.lock:
+            try:
+                run_exchange(state, calls, timeout)
+            except BaseException:
+                state.quarantine(alive)
+                raise
+        return None
 
     @_explained
     def _first_exchange(

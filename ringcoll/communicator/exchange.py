@@ -31,9 +31,11 @@ class Exchange:
 
     def on(self, sendbuf: Any, recvbuf: Any) -> list[Call]:
         """The calls on other arrays of the same shape that share no memory."""
-        flat: list[Any] = [
-            None if buffer is None else buffer.reshape(-1) for buffer in (sendbuf, recvbuf)
-        ]
+        if sendbuf is not None and sendbuf.ndim != 1:
+            sendbuf = sendbuf.reshape(-1)
+        if recvbuf is not None and recvbuf.ndim != 1:
+            recvbuf = recvbuf.reshape(-1)
+        flat = sendbuf, recvbuf
         return [
             call.on(
                 None if send is None else flat[send[0]][send[1]],
@@ -73,7 +75,8 @@ def _piece(array: Any, buffers: Sequence[Any], order: Sequence[int]) -> _Piece:
 
 def run_exchange(state: RankState, calls: Sequence[Call], timeout: float | None) -> None:
     """Run sends and receives of one rank, each of another pair or direction."""
-    state.usable()
+    if state.closed or state.inherited or state.broken is not None:  # saves a call
+        state.usable()
     pairs: Any = state.pairs
     seconds, begun = state.fabric.timeout if timeout is None else timeout, False
     try:
@@ -92,13 +95,21 @@ def run_exchange(state: RankState, calls: Sequence[Call], timeout: float | None)
 
 
 def _begin(pairs: Pairs, calls: Sequence[Call], timeout: float) -> list[ActivePairCall]:
-    """Enter the calls, and end those that can within some microseconds; returns the rest."""
-    halves: list[ActivePairCall] = []
+    """Enter the calls, and end those that can within some microseconds; returns the rest.
+
+    A send that fits moves at once. The rank's own segment is last: no other waits for it.
+    """
+    left: list[ActivePairCall] = []
+    own: list[Call] = []
     for call in calls:
         if call.send is not None and call.recv is not None:
-            call.recv[...] = call.send  # a local copy, unknown to other ranks
-        else:
-            halves.append(ActivePairCall(call, timeout))
-            pairs.enter(halves[-1])
-    left = [half for half in halves if not pairs.finish(half)]
+            own.append(call)
+            continue
+        half = ActivePairCall(call, timeout)
+        pairs.enter(half)
+        if not pairs.finish(half):
+            left.append(half)
+    for call in own:
+        if call.recv is not None:
+            call.recv[...] = call.send
     return pairs.spin(left, pairs.finish) if left else left

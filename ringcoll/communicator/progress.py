@@ -459,7 +459,8 @@ class Progress(MessageThread):
             self._queues.clear()
             self._pending = 0
             for message in messages:
-                message.half.prepared = None  # it has views of the peers' memory
+                # They have views of the peers' memory.
+                message.half.prepared = message.half.bound = None
                 if message.task is not None:
                     message.task.close()  # type: ignore[attr-defined]
             self.pairs.running.clear()

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from inspect import GEN_CLOSED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
+from inspect import GEN_CLOSED, GEN_SUSPENDED, getgeneratorstate
 from typing import Any, NoReturn
 
 from ringcoll.arguments.buffers import flat
@@ -22,7 +22,7 @@ from ringcoll.communicator.worker import DeferredCall, Worker
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error, UsageError
 from ringcoll.executors.binding import TraceEntry
-from ringcoll.executors.contract import Given, LaunchRequest
+from ringcoll.executors.contract import Given
 from ringcoll.executors.cpu_call import CpuCall
 from ringcoll.executors.drive import drive
 from ringcoll.fabric import Fabric
@@ -178,22 +178,28 @@ class RankCalls(RankErrors):
         """
         task, host = call.task, self._host
         with self.lock:  # another thread may run the task in its own call's enter()
-            if getgeneratorstate(task) == GEN_RUNNING:
+            if task.gi_running:
                 raise UsageError(
                     f"{self}: a signal's handler waits for the asynchronous call that the signal "
                     f"has interrupted; wait after the handler has returned"
                 )
+            progress = self.progress
             try:
-                self.usable()
-                if self.progress is not None:
-                    self.progress.raise_unseen()
+                if self.closed or self.inherited or self.broken is not None:  # saves a call
+                    self.usable()
+                if progress is not None and progress._failed is not None:
+                    progress.raise_unseen()
             except Error:
                 call.ended = True
                 raise
             host.left = None
             try:
                 self.fabric.check()
-                drive([task], host.idle)
+                if host.pacer is None:
+                    for pause in task:
+                        host.idle(pause.ready)
+                else:
+                    drive([task], host.idle)
                 call.ended = True
             except BaseException as error:
                 if call.ended:  # by a handler, which may have released the memory waited for
@@ -270,7 +276,7 @@ class AsyncCollective(DeferredCall):
         self, state: RankCalls, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
     ) -> None:
         self._state, self.alive = state, alive
-        self.task: Any = state._host.task([LaunchRequest(prepared, addresses=given)])
+        self.task: Any = state._host.one_task(prepared, given)
 
     def __call__(self) -> None:
         """Run the call, or go on with it."""

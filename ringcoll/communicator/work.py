@@ -21,19 +21,19 @@ _LONGEST_WAIT = 0.5  # seconds until a waiting thread looks again
 class Latch:
     """An event of one lock, which wakes a thread in half of the time of threading.Event."""
 
-    __slots__ = ("_lock", "_set")
+    __slots__ = ("_lock", "ended")
 
     def __init__(self) -> None:
-        self._set, self._lock = False, threading.Lock()
+        self.ended, self._lock = False, threading.Lock()
         self._lock.acquire()
 
     def is_set(self) -> bool:
         """Whether :meth:`set` was called."""
-        return self._set
+        return self.ended
 
     def set(self) -> None:
         """Wake all threads that wait, one after the other, and let no other wait."""
-        self._set = True
+        self.ended = True
         try:  # noqa: SIM105 (0.5 µs less than contextlib.suppress)
             self._lock.release()
         except RuntimeError:  # it was set before
@@ -43,7 +43,7 @@ class Latch:
         """Wait until it is set; False after ``timeout`` seconds."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         left = math.inf
-        while not self._set:
+        while not self.ended:
             if left <= 0:
                 return False
             left = end if timeout is None else end - time.monotonic()
@@ -97,9 +97,11 @@ class Work:
             >>> comm.barrier(async_op=True).wait(timeout=5)
 
         """
-        if self._not_started and not self._finished.is_set():
+        if self._not_started and not self._finished.ended:
             raise UsageError(f"Work.wait(): {self._not_started}; wait after that")
-        if not self._await(checked_limit(timeout, "Work.wait()")):
+        if timeout is not None:
+            timeout = checked_limit(timeout, "Work.wait()")
+        if not self._await(timeout):
             raise DeadlineError(
                 f"Work.wait(timeout={timeout}): the call has not finished and goes on until its "
                 f"own timeout; wait again, or abort() the communicator"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,30 +16,32 @@ from ringcoll.errors import ClosedError
 _log = logging.getLogger("ringcoll")
 
 
-class DeferredCall(ABC):
+class DeferredCall:
     """A call that the thread that waits for it runs, as of C++'s ``std::launch::deferred``.
 
     Another thread goes on with it where a signal's exception has ended a wait inside.
     """
 
+    # No abstract class: isinstance of one takes half a microsecond.
+
     ended = False
     """Whether the call has ended; an exception that leaves it before has ended a wait in it."""
 
-    @abstractmethod
     def __call__(self) -> None:
         """Run the call, or go on with it."""
+        raise NotImplementedError
 
 
 class DeferredWork(Work):
     """The work of a :class:`DeferredCall`: a thread that waits runs it and those before it."""
 
-    def __init__(self, call: str, worker: Worker) -> None:
-        super().__init__(call)
-        self._worker = worker
+    _worker: Worker
 
     def _await(self, timeout: float | None) -> bool:
-        self._worker.wait(self._finished, run=timeout is None)
-        return self._finished.wait(timeout)
+        finished = self._finished
+        if not finished.ended:
+            self._worker.wait(finished, run=timeout is None)
+        return finished.ended or finished.wait(timeout)
 
 
 _Item = list[Any]
@@ -84,8 +85,9 @@ class Worker:
 
     def submit_deferred(self, call: DeferredCall, alive: object = None, name: str = "") -> Work:
         """The same, but a thread that waits for the call may run it."""
-        work = DeferredWork(name, self)
-        if not self.is_busy():
+        work = DeferredWork(name)
+        work._worker = self
+        if self._last.ended:
             self._due = time.monotonic() + DEFER_SECONDS
         self._put([work, call, alive])
         if self._asleep:
@@ -130,14 +132,14 @@ class Worker:
 
         Unless ``run`` this returns at once.
         """
-        while run and not until.is_set() and self._turn.acquire(blocking=False):
+        while run and not until.ended and self._turn.acquire(False):
             try:
                 run = self._run_next()
             finally:
                 self._turn.release()
                 if self._items and (self._asleep or not self._due):
                     self._ring()
-        if not until.is_set():
+        if not until.ended:
             self.hurry()
 
     def drain(self) -> None:
@@ -218,8 +220,9 @@ class Worker:
             if not self._items:
                 return False
             item = self._items[0]
+            deferred = len(item) > 1 and isinstance(item[1], DeferredCall)
             own = self.is_current()
-            if not own and len(item) > 1 and not isinstance(item[1], DeferredCall):
+            if not (own or deferred or len(item) == 1):
                 return False
             self._begun = item
         work: Work = item[0]

@@ -146,18 +146,20 @@ class CpuExecutor(CallEntries):
     def task(self, calls: Sequence[LaunchRequest]) -> Task:
         """Several calls of this rank, one after the other, beside those of others in a group."""
         for request in calls:
-            prepared = request.prepared
-            active = self.enter(prepared, request.addresses)
-            for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
-                while self.known < epoch and not self._all_entered(epoch):
-                    yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
-            bound, fabric = self.bind(active), self.fabric
-            if self.pacer is None and len(bound.lanes) == 1 and not bound.messages:
-                base = active.epoch << 32
-                yield from row_steps(bound.lanes[0], base, fabric.notify, fabric.fence)
-            else:
-                yield from steps(self.lanes(active))
-            self.finish(active)
+            yield from self.one_task(request.prepared, request.addresses)
+
+    def one_task(self, prepared: CpuCall, given: Given | None) -> Task:
+        """One of them, on arrays at these addresses."""
+        active = self.enter(prepared, given)
+        for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
+            while self.known < epoch and not self._all_entered(epoch):
+                yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
+        bound, fabric = self.bind(active), self.fabric
+        if self.pacer is None and len(bound.lanes) == 1 and not bound.messages:
+            yield from row_steps(bound.lanes[0], active.epoch << 32, fabric.notify, fabric.fence)
+        else:
+            yield from steps(self.lanes(active))
+        self.finish(active)
 
     def enter(self, prepared: CpuCall, given: Given | None = None) -> ActiveCall:
         """Publish this rank's hello, on arrays at these addresses, without waiting."""

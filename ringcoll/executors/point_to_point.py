@@ -39,7 +39,14 @@ from ringcoll.executors.rows import (
     lane_rows,
     senders,
 )
-from ringcoll.executors.shared_state import HELLO_WORDS, MESSAGES, Hello, SharedState, Words
+from ringcoll.executors.shared_state import (
+    HELLO_WORDS,
+    MESSAGES,
+    RECORDS,
+    Hello,
+    SharedState,
+    Words,
+)
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import PAIRS
 from ringcoll.launch import Launch, Layout
@@ -56,7 +63,6 @@ Array = npt.NDArray[Any]
 _NO_BYTES: Array = np.empty(0, np.uint8)
 
 _DTYPE_NUMBERS = {row.name: number for number, row in enumerate(DTYPES)}
-
 
 PREPARED = 256
 """Shapes of messages whose preparation a rank keeps: the oldest goes first."""
@@ -95,6 +101,9 @@ class ActivePairCall:
     timeout: float
     epoch: int = 0
     prepared: PreparedPair | None = None
+    awaited: Sequence[tuple[Words, int, int]] = ()
+    """Words, index and value of what its one row waits for; empty until it is polled."""
+    bound: _BoundRow | None = None
 
     @property
     def sends(self) -> bool:
@@ -129,16 +138,17 @@ class Pairs:
 
     def enter(self, active: ActivePairCall) -> PreparedPair:
         """Publish this half's hello to the peer without waiting."""
-        call, sends, state = active.call, active.sends, self.shared_state
+        call, state = active.call, self.shared_state
+        sends = call.send is not None
         prepared = active.prepared = self._prepare(call, sends=sends)
         number = prepared.hello.record
-        if not state.keeps_record(number):
+        if state.record_numbers[number % RECORDS] != number:
             state.record(number, prepared.text)
-        self._epochs[call.peer, sends] += 1
-        epoch = active.epoch = self._epochs[call.peer, sends]
+        pair = call.peer, sends
+        epoch = active.epoch = self._epochs[pair] = self._epochs[pair] + 1
         self.running.append(active)
         state.enter(epoch, prepared.hello, prepared.own)
-        if self._is_remote(call.peer) and self.node_signals is not None:
+        if self.node_signals is not None and self._is_remote(call.peer):
             self.node_signals.announce_pair(call.peer, prepared.own, epoch, number)
         if self.fabric.notify is not None:
             self.fabric.notify(call.peer)
@@ -251,22 +261,29 @@ class Pairs:
     @staticmethod
     def _credit(active: ActivePairCall) -> int:
         """What the peer's entered word must have reached before data move."""
-        return (active.epoch - 1 if active.sends else active.epoch) << 32
+        return (active.epoch if active.call.send is None else active.epoch - 1) << 32
 
     def _is_ready(self, active: ActivePairCall, prepared: PreparedPair) -> bool:
-        """Whether the row of a half can run."""
-        if self.shared_state.words[active.call.peer][prepared.other] < self._credit(active):
-            return False
-        base = active.epoch << 32
-        waits, _, _ = self._bound(active, prepared).row
-        return all(words[at] >= base + count for words, at, count in waits)
+        """Whether the row of a half can run: it is polled."""
+        if active.bound is None:
+            bound = prepared.row[active.epoch & 1] or self._bound(active, prepared)
+            peer, base = self.shared_state.words[active.call.peer], active.epoch << 32
+            awaited = [(peer, prepared.other, self._credit(active))]
+            for words, at, count in bound.row[0]:
+                awaited.append((words, at, base + count))
+            active.awaited, active.bound = awaited, bound
+        for words, at, wanted in active.awaited:  # noqa: SIM110 (half of the time of all())
+            if words[at] < wanted:
+                return False
+        return True
 
     def _try(self, active: ActivePairCall, prepared: PreparedPair) -> bool:
         """Run the one row of a half, if its signals are there."""
         if not self._is_ready(active, prepared):
             return False
-        self.compare(active)
-        bound, call = self._bound(active, prepared), active.call
+        if self.differs(active):
+            self.compare(active)
+        bound, call = active.bound or self._bound(active, prepared), active.call
         array = call.recv if call.send is None else call.send
         _, work, signals = bound.row
         fence = self.fabric.fence
@@ -279,7 +296,8 @@ class Pairs:
             finally:
                 bound.arrays[bound.slot] = _NO_BYTES  # what is kept keeps no memory alive
         post(signals, active.epoch << 32, self.fabric.notify, fence)
-        self.compare(active)
+        if call.recv is None and self.differs(active):  # a receiver has had the hello before
+            self.compare(active)
         self.running.remove(active)
         return True
 
