@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import sys
 import time
 import weakref
@@ -26,7 +27,7 @@ from typing import Any, NoReturn, Protocol
 
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.mpi import finalize_within, left_behind, mpi_running
-from ringcoll.errors import AbortedError, RankLostError
+from ringcoll.errors import AbortedError, Error, RankLostError
 
 # Seconds for the others to come: long work at the end of one rank is no fault. The bound is for a
 # peer that never announces its exit, as when its init failed while this one's did not.
@@ -150,17 +151,22 @@ def _say(text: str) -> None:
 
     mpiexec mixes what its ranks write, and a traceback does not say whose it is.
     """
-    world, rank = launcher_of(os.environ), launched_rank(os.environ)
+    world = launcher_of(os.environ)
     if world is not None and world.nranks > 1 and sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            print(f"ringcoll: rank {rank} {text}\n", end="", file=sys.stderr, flush=True)
+            print(f"ringcoll: {_launched()} {text}\n", end="", file=sys.stderr, flush=True)
+
+
+def _launched() -> str:
+    return f"rank {launched_rank(os.environ)}"
 
 
 def _exit() -> None:
     error = uncaught()
     if error is not None and not isinstance(error, RankLostError):
-        line = " ".join(str(error).split())
-        _say(f"(pid {os.getpid()}) ends: uncaught {type(error).__name__}: {line}")
+        text = [*str(error).splitlines(), ""][0]
+        if not (isinstance(error, Error) and re.search(rf" on {_launched()}\b", text)):
+            _say(f"(pid {os.getpid()}) ends: uncaught {type(error).__name__}: {text}")
     for fabric in list(_open):
         if error is not None:
             fabric.abort(f"uncaught {type(error).__name__}: {error}")

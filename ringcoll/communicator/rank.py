@@ -15,6 +15,7 @@ from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.progress import Progress
 from ringcoll.communicator.rank_calls import RankCalls
 from ringcoll.communicator.topology import Topology
+from ringcoll.communicator.tracebacks import install
 from ringcoll.config import Config, resolve
 from ringcoll.errors import MismatchError, RankLostError
 from ringcoll.executors.cpu import CpuExecutor
@@ -29,6 +30,7 @@ SCRATCH_BYTES = 15 << 20
 
 _log = logging.getLogger("ringcoll")
 
+install()  # before the first error that a program can get
 
 T = TypeVar("T")
 
