@@ -8,6 +8,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.params import Addresses, AddressWords, Body
+from ringcoll.executors.cuda.recounts import Recounts
 from ringcoll.tuner.choice import Choice, Limits
 
 
@@ -35,6 +36,7 @@ class CudaCall:
     address_words: AddressWords = ()  # of its parameter
     large: bool = False  # whether its launches are counted: see :mod:`.copy_scratch`
     counts: range | None = None  # for which the same kernel runs; None: not found yet
+    recounts: Recounts | None = None  # by LL or LL128, once a call of another count was prepared
 
     @property
     def any_class(self) -> bool:

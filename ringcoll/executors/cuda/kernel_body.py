@@ -20,7 +20,6 @@ from ringcoll.executors.cuda.ll import (
     SYNC_THREADS,
     WORKERS,
     ll_body,
-    ll_body_like,
     ll_scratch_bytes,
 )
 from ringcoll.executors.cuda.ll_layout import LLLayout
@@ -90,17 +89,9 @@ def body_of(choice: Choice, call: Call, workspace: Workspace, local: tuple[Addre
     return traced(body, local)
 
 
-def body_like(
-    body: Body, choice: Choice, call: Call, workspace: Workspace, at: Addresses
-) -> Body | None:
-    """The body of :func:`body_of` for one rank, which a call of another count has without a trace.
-
-    None: another kernel runs this count.
-    """
+def body_like(body: Body, choice: Choice, call: Call, workspace: Workspace, at: Addresses) -> Body:
+    """The body of :func:`body_of` by Simple for one rank and another count, without a trace."""
     program, layout, dtype, op = choice.program, choice.layout, call.dtype, call.op
-    if choice.launch.in_band:
-        protocol = PROTOCOLS[choice.launch.protocol]
-        return ll_body_like(body, program, layout, dtype, op, workspace, (at,), protocol)
     if choice.direct is not None:
         words = dual_words(*_variants(choice), dtype, op, workspace, at)
     else:

@@ -67,7 +67,7 @@ def batches(
     found: list[Batch] = []
     fresh: set[tuple[int, str, int]] = set()  # cells that the last batch writes
     for row, alone in zip(
-        _rows(program, rank), _alone(program, rank, ll_layout.dtype, scales=scales), strict=True
+        rows_of(program, rank), _alone(program, rank, ll_layout.dtype, scales=scales), strict=True
     ):
         lines = sum(map(ll_layout.lines, alone.srcs))
         last = found[-1] if found else None
@@ -86,7 +86,7 @@ def batches(
     return tuple(found)
 
 
-def _rows(program: Program, rank: int) -> tuple[Row, ...]:
+def rows_of(program: Program, rank: int) -> tuple[Row, ...]:
     """The rows of the one block of a rank; none if it has nothing to do."""
     blocks = program.of(rank)
     return blocks[0].rows if blocks else ()
@@ -96,7 +96,7 @@ def _alone(program: Program, rank: int, dtype: DType, *, scales: bool) -> Iterat
     """Each row as a batch of one."""
     collective = program.collective
     kept: set[tuple[int, str, int]] = set()
-    for row in _rows(program, rank):
+    for row in rows_of(program, rank):
         label = row.labels
         if max(len(row.srcs), len(row.dsts)) > CHUNKS:
             raise LaunchRefused(
@@ -128,7 +128,7 @@ def _storage_of(chunk: Chunk, label: Label, dtype: DType) -> Storage:
 
 
 @lru_cache(maxsize=512)
-def _pack_bytes(program: Program, ll_layout: LLLayout) -> int:
+def pack_bytes(program: Program, ll_layout: LLLayout) -> int:
     """Bytes of a pack of a SCRATCH chunk, for the widest type that the program keeps there."""
     storages = {
         _storage_of(chunk, label, ll_layout.dtype)
@@ -145,7 +145,7 @@ def _pack_bytes(program: Program, ll_layout: LLLayout) -> int:
 
 def ll_scratch_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
     """Bytes of lines that the program needs on a rank, for each half."""
-    return program.scratch * ll_layout.packs(layout) * _pack_bytes(program, ll_layout)
+    return program.scratch * ll_layout.packs(layout) * pack_bytes(program, ll_layout)
 
 
 def ll_body(
@@ -185,25 +185,6 @@ def ll_body(
     return Body(text, words, numbers, packs, half, compared, generic, whole)
 
 
-def ll_body_like(
-    body: Body,
-    program: Program,
-    layout: Layout,
-    dtype: DType,
-    op: ReduceOp | None,
-    workspace: Workspace,
-    local: Sequence[Addresses],
-    protocol: Protocol,
-) -> Body | None:
-    """The body of the same program on another count; None if that takes another kernel."""
-    first, half = workspace.region(protocol.name)
-    ll_layout, scales = LLLayout(dtype, protocol.lanes), op is not None and op.scales
-    packs, words, whole = _words(program, layout, ll_layout, first, local, scales=scales)
-    if whole != body.whole:
-        return None
-    return Body(body.text, words, body.programs, packs, half, body.compared, body.generic, whole)
-
-
 def _words(
     program: Program,
     layout: Layout,
@@ -219,11 +200,11 @@ def _words(
     ``first``: of the region.
     """
     packs, item, whole = ll_layout.packs(layout), ll_layout.dtype.itemsize, True
-    width = packs * _pack_bytes(program, ll_layout)
+    width = packs * pack_bytes(program, ll_layout)
     words: list[list[int]] = []
     for at in local:
         found: list[int] = []
-        for row in _rows(program, at.rank):
+        for row in rows_of(program, at.rank):
             labels = row.labels
             extent = labels.extent
             count = layout.span(extent.buffer, extent.rank, extent.index)[1] if extent else 0

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import weakref
+from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import InitVar, dataclass, field
@@ -181,7 +182,7 @@ class Launchable:
     blocks: int
     locals: int
     threads: int
-    packed: InitVar[bytes]
+    packed: InitVar[bytes | array[int]]
     address_words: InitVar[AddressWords] = ()
     parameter: Parameter = field(init=False, repr=False)
     _kept: Any = field(init=False, repr=False)
@@ -189,7 +190,7 @@ class Launchable:
     _before: tuple[int, ...] = field(init=False, repr=False)
     _call: Any = field(init=False, repr=False)
 
-    def __post_init__(self, packed: bytes, address_words: AddressWords) -> None:
+    def __post_init__(self, packed: bytes | array[int], address_words: AddressWords) -> None:
         from cupy.cuda import driver
 
         # CuPy's cuLaunchKernel takes raw integers and releases the GIL.

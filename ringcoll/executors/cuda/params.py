@@ -13,7 +13,10 @@ from ringcoll.errors import LaunchRefused
 
 _HEAD = struct.Struct("<QQQIIII")
 _LOCAL = struct.Struct("<QQQ")
-_BUFFERS = struct.Struct("<QQQ16sQQIIII")
+_BUFFERS = struct.Struct("<QQQ16sQQIIII")  # the number of the call in the last word
+
+PACKS_WORD, SIGNATURE_WORD = 1, 3
+"""Words of the head; the signature is the low half of one."""
 
 GIVEN = 4
 """Addresses that a launch is given for each rank: INPUT, OUTPUT, and both as peers reach them."""
@@ -171,6 +174,11 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     return whole
 
 
+def program_word(at: Addresses) -> int:
+    """The first word of the program of a launch's only rank."""
+    return (_HEAD.size + _LOCAL.size + _BUFFERS.size) // 8 + len(at.workspaces)
+
+
 AddressWords = tuple[tuple[tuple[int, int], ...], ...]
 """Of each address that a launch is given: the words that hold it, and what each adds to it."""
 
@@ -203,8 +211,8 @@ def address_words_like(
 class Parameter:
     """The bytes of ``Args`` in memory of their own, with the addresses of the last launch."""
 
-    def __init__(self, packed: bytes, address_words: AddressWords = ()) -> None:
-        self.words = array("Q", packed)
+    def __init__(self, packed: bytes | array[int], address_words: AddressWords = ()) -> None:
+        self.words = packed if isinstance(packed, array) else array("Q", packed)
         self.address, _ = self.words.buffer_info()
         self.address_words = address_words
         self.filled: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -23,6 +24,7 @@ from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_body import KernelFits, body_like, body_of
+from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
@@ -36,6 +38,7 @@ from ringcoll.executors.cuda.params import (
     given_address,
     pack,
 )
+from ringcoll.executors.cuda.recounts import Recounts, recounts_of
 from ringcoll.executors.cuda.signature import (
     OFFSET_BITS,
     copied_buffers,
@@ -183,8 +186,9 @@ class CudaPreparer:
             return None
         call = with_count(before.call, call.count)
         choice = laid_out(before.choice, call, self.machine, limits, self.fits)
-        body = body_like(before.body, choice, call, self.workspace, before.at)
-        if body is None:
+        recounts = self._recounts(before) if choice.launch.in_band else None
+        found = None if recounts is None else recounts.parameter(choice.layout)
+        if recounts is not None and found is None:
             return None
         text, signature, number = self._record(call, choice, (0, 0))
         at = before.at.on(number)
@@ -201,13 +205,36 @@ class CudaPreparer:
             limits,
         )
         self.async_errors.prepared(prepared)
-        packed = pack(body, _header(prepared), self.workspace.progress, (at,))
-        words = address_words_like(before.address_words, packed, before.addresses)
+        packed: bytes | array[int]
+        if recounts is not None and found is not None:
+            packed, words = found
+            recounts.sign(packed, signature, number)
+        else:
+            body = body_like(before.body, choice, call, self.workspace, before.at)
+            packed = pack(body, _header(prepared), self.workspace.progress, (at,))
+            words = address_words_like(before.address_words, packed, before.addresses)
         grid = choice.grid
         prepared.launchable = Launchable(
             before.function, grid.blocks, 1, grid.threads, packed, words
         )
         return prepared
+
+    def _recounts(self, before: CudaCall) -> Recounts:
+        """What of a prepared call's parameter by LL or LL128 depends on its count."""
+        if before.recounts is None:
+            launched, body = cast("Launchable", before.launchable), cast("Body", before.body)
+            call, choice = before.call, before.choice
+            before.recounts = recounts_of(
+                launched.parameter.words,
+                before.address_words,
+                body,
+                choice.program,
+                LLLayout(call.dtype, choice.launch.lanes),
+                before.at,
+                self.workspace.region(choice.launch.protocol)[0],
+                scales=call.op is not None and call.op.scales,
+            )
+        return before.recounts
 
     def _record(
         self, call: Call, choice: Choice, known: tuple[int, int], *, large_scratch: bool = False
