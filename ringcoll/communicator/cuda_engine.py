@@ -13,7 +13,14 @@ from typing import Any
 
 from ringcoll.arguments.buffers import refuse_in_place
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.call_cache import CACHED_CALLS, evict, prepare_collective
+from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.call_cache import (
+    CACHED_CALLS,
+    comparable,
+    evict,
+    overlap,
+    prepare_collective,
+)
 from ringcoll.communicator.engine import Check, Engine, check_tag
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
@@ -31,7 +38,7 @@ from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
 from ringcoll.tuner.predicted import power
-from ringcoll.views import Extent, device_view, extent_of
+from ringcoll.views import Extent, device_view, extent_of, start_of
 
 
 class DeviceWork(Work):
@@ -245,65 +252,107 @@ class CudaEngine(Engine):
         self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
     ) -> Work | None:
         """Find messages by their shape, or check and prepare them, and launch them."""
-        state: Any = self._state
-        libraries, first, second = self._libraries, 0, 0
-        stream, later = None, False
-        key: tuple[object, ...] | None = None
-        found: _Messages | None = None
-        if self._keeps_messages:
-            options: tuple[object, ...] = ()
-            rest = how
-            if how:
-                rest = dict(how)
-                stream = rest.pop("stream", None)
-                if "async_op" in rest:
-                    later = take_async_op(rest, f"{name} on rank {self._rank}")
-                options = *rest.items(), *map(type, rest.values())
-            sent = (0, None) if sendbuf is None else libraries[type(sendbuf)].read(sendbuf)
-            received = (0, None) if recvbuf is None else libraries[type(recvbuf)].read(recvbuf)
-            if sent is not None and received is not None:
-                (first, sends), (second, receives) = sent, received
-                # With types: True and 1.0 are equal to 1.
-                peers = dest, source, exact, type(dest), type(source), type(exact)
-                key = name, peers, sends, receives, options
-            try:
-                found = None if key is None else self._messages.get(key)
-            except TypeError:  # an illegal argument that has no hash
-                key = None
-        if found is None or found.overlap(first, second):
-            if key is None:
-                return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
-            check_tag(name, self._rank, rest)
+        # With types: True and 1.0 are equal to 1.
+        peers = dest, source, exact, type(dest), type(source), type(exact)
+        shape = self._message_shape(name, peers, sendbuf, recvbuf, how)
+        if shape is None:
+            return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
+        found = shape.found
+        if found is None:
+            check_tag(name, self._rank, shape.options)
             calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
-            found = self._kept_messages(key, name, calls, rest)
+            found = self._kept_messages(name, calls, shape)
         like = recvbuf if sendbuf is None else sendbuf
-        pointer, owner = self._stream_of(stream, like, name)
-        alone = of_thread.group is None and owner is not None and not found.calls.copied
+        pointer, owner = self._stream_of(shape.stream, like, name)
+        if of_thread.group is not None or owner is None or found.calls.copied:
+            return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
         prepared = found.prepared
-        if alone and prepared is None:
-            prepared = self._prepared_messages(key, found)
-        if not alone or prepared is None:
-            given = tuple((0, second) if at else (first, 0) for at in found.receives)
-            made = found.calls.on(pointer, given, owned=owner is not None)
-            alive = sendbuf, recvbuf
-            return self._enqueue(made, pointer, alive, owner, later=later, name=name)
+        if prepared is None:
+            prepared = self._prepared_messages(shape.key, found)
+        state: Any = self._state
         with state.lock:
             before, self._owners = self._owners, {pointer: owner}
             try:
-                state.run_pairs(prepared, pointer, first, second)
+                state.run_pairs(prepared, pointer, shape.first, shape.second)
             except BaseException:
                 self._keep(before)
                 raise
-        return DeviceWork(state.cuda, pointer, libraries[type(like)], like, name) if later else None
+        if not shape.later:
+            return None
+        return DeviceWork(state.cuda, pointer, self._libraries[type(like)], like, name)
 
-    def _kept_messages(
-        self, key: object, name: str, calls: list[Call], how: dict[str, Any]
-    ) -> _Messages:
+    def exchange(
+        self,
+        name: str,
+        check: Callable[..., VCall],
+        sendbuf: Any,
+        recvbuf: Any,
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """Find the messages of a v-variant by its shape, or check them, and launch them."""
+        shape = self._message_shape(name, comparable(arguments), sendbuf, recvbuf, how)
+        if shape is None:
+            return super().exchange(name, check, sendbuf, recvbuf, arguments, how)
+        found = shape.found
+        if found is None:
+            calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
+            found = self._kept_messages(name, calls, shape)
+        like = recvbuf if sendbuf is None else sendbuf
+        pointer, owner = self._stream_of(shape.stream, like, name)
+        return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
+
+    def _message_shape(
+        self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]
+    ) -> _MessageShape | None:
+        """The shape of messages, and what is kept of it; None: nothing can be kept."""
+        if not self._keeps_messages:
+            return None
+        libraries, stream, later, options = self._libraries, None, False, how
+        values: tuple[object, ...] = ()
+        if how:
+            options = dict(how)
+            stream = options.pop("stream", None)
+            if "async_op" in options:
+                later = take_async_op(options, f"{name} on rank {self._rank}")
+            values = *options.items(), *map(type, options.values())
+        sent = (0, None) if sendbuf is None else libraries[type(sendbuf)].read(sendbuf)
+        received = (0, None) if recvbuf is None else libraries[type(recvbuf)].read(recvbuf)
+        if sent is None or received is None:
+            return None
+        (first, sends), (second, receives) = sent, received
+        key = name, arguments, sends, receives, values
+        try:
+            found = self._messages.get(key)
+        except TypeError:  # an illegal argument that has no hash
+            return None
+        if found is not None and overlap((first, _bytes(sends)), (second, _bytes(receives))):
+            found = None  # checked again
+        return _MessageShape(key, found, stream, later, options, first, second)
+
+    def _enqueue_messages(
+        self,
+        found: _Messages,
+        shape: _MessageShape,
+        stream: int,
+        owner: object,
+        alive: tuple[object, ...],
+        name: str,
+    ) -> Work | None:
+        """Enqueue kept messages, with others of a group."""
+        given = tuple(
+            (0 if send is None else shape.first + send, 0 if recv is None else shape.second + recv)
+            for send, recv in found.places
+        )
+        calls = found.calls.on(stream, given, owned=owner is not None)
+        return self._enqueue(calls, stream, alive, owner, later=shape.later, name=name)
+
+    def _kept_messages(self, name: str, calls: list[Call], shape: _MessageShape) -> _Messages:
         """Keep the checked messages of a call."""
         state: Any = self._state
         state.usable()
         _refuse_matching(name, calls)
-        config, _, _ = self._options(name, how)
+        config, _, _ = self._options(name, shape.options)
         made = tuple(with_options(call, config) for call in calls)
         paired = state.paired(
             made,
@@ -313,10 +362,17 @@ class CudaEngine(Engine):
             most=config.max_sms,
             copied=config.engine == "copy",
         )
-        found = _Messages(paired, tuple(call.send is None for call in calls))
+        places = (
+            (
+                None if call.send is None else start_of(call.send) - shape.first,
+                None if call.recv is None else start_of(call.recv) - shape.second,
+            )
+            for call in calls
+        )
+        found = _Messages(paired, tuple(places))
         with state.lock:
             evict(self._messages, CACHED_CALLS)
-            self._messages[key] = found
+            self._messages[shape.key] = found
         return found
 
     def _prepared_messages(self, key: object, found: _Messages) -> PreparedPairs:
@@ -371,15 +427,21 @@ class _Messages:
     """The checked messages of one call, for all arrays of their shape."""
 
     calls: PairCalls
-    receives: tuple[bool, ...]
+    places: tuple[tuple[int | None, int | None], ...]  # bytes into sendbuf and recvbuf, of each
     prepared: PreparedPairs | None = None  # the launch of these alone
 
-    def overlap(self, send: int, recv: int) -> bool:
-        """Whether buffers at these addresses share memory."""
-        if len(self.calls.calls) < 2:
-            return False
-        sent, received = (call.nbytes for call in self.calls.calls)
-        return -received < recv - send < sent
+
+@dataclass(slots=True, eq=False)
+class _MessageShape:
+    """What messages are found by, and what of their call is not kept."""
+
+    key: tuple[object, ...]
+    found: _Messages | None
+    stream: Any
+    later: bool
+    options: dict[str, Any]
+    first: int  # where sendbuf lies
+    second: int
 
 
 def _refuse_matching(name: str, calls: list[Call]) -> None:
@@ -400,8 +462,7 @@ def _without_counts(
     By LL a kernel is compiled for whole words, or any bytes.
     """
     name, op, root, kind, sends, receives, alignment, options = key
-    sent = sends[0] * sends[1].itemsize if sends else 0
-    received = receives[0] * receives[1].itemsize if receives else 0
+    sent, received = _bytes(sends), _bytes(receives)
     size = power(max(sent, received)), sent & 7, received & 7
     rest = sends and sends[1:], receives and receives[1:]
     return (
@@ -409,6 +470,11 @@ def _without_counts(
         (first, sent),
         (second, received),
     )
+
+
+def _bytes(shape: Any) -> int:
+    """Bytes of an argument, by its shape."""
+    return int(shape[0] * shape[1].itemsize) if shape else 0
 
 
 def _no_group() -> None:

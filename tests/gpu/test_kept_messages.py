@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -76,6 +77,42 @@ def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
     assert len(checked) == sum(len(comm._engine._messages) for comm in comms)
     comms[0]._engine.forget()
     assert not comms[0]._engine._messages
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_all_to_all_v_of_the_same_counts_is_checked_once(comms, monkeypatch, grouped):
+    """The places of its parts are kept relative to the arrays, which are new each time."""
+    checked = []
+    honest = type(comms[0]._engine)._check_exchange
+
+    def noted(self, *arguments):
+        checked.append(arguments[0])
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(type(comms[0]._engine), "_check_exchange", noted)
+    counts = [[7, 100], [0, 31]]
+
+    def work(comm) -> None:
+        me, kept = comm.rank, list[FakeBuffer]()
+        received = [counts[p][me] for p in range(2)]
+        for number in range(5):
+            sent = FakeBuffer(comm, np.arange(sum(counts[me])) + 1000 * me + number, offset=number)
+            got = FakeBuffer(comm, sum(received) + 3)
+            kept += sent, got
+            with ringcoll.group() if grouped else contextlib.nullcontext():
+                call = comm.all_to_all_v
+                call(sent.array, counts[me], got.array, received, None, [0, received[0] + 3])
+            comm.synchronize()
+            parts = [np.arange(sum(counts[p])) + 1000 * p + number for p in range(2)]
+            parts = [
+                part[: c[0]] if me == 0 else part[c[0] :]
+                for part, c in zip(parts, counts, strict=True)
+            ]
+            gap = np.full(3, -1515870811)
+            got.check(np.concatenate([parts[0], gap, parts[1]]).astype(np.int32))
+
+    assert in_threads(comms, work) == []
+    assert checked == ["all_to_all_v"] * 2
 
 
 def test_kept_kernels_are_looked_up_by_one_thread_at_a_time(comms, monkeypatch):
