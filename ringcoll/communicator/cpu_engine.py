@@ -7,10 +7,9 @@ cache (checks, choice, rows), which keeps no array alive: its rows are bound to 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,43 +24,20 @@ from ringcoll.communicator.call_cache import (
 )
 from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.exchange import Exchange, keep, run_exchange
-from ringcoll.communicator.failures import more_frames, settle
+from ringcoll.communicator.failures import explained
 from ringcoll.communicator.group import current, of_thread
 from ringcoll.communicator.host_calls import HostCalls
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config
-from ringcoll.errors import ArgumentError, Error
+from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu_call import CpuCall
 from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
 _MESSAGES = ("send", "recv", "sendrecv")
-
-
-def _explained(call: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Where a call ends for want of memory or of frames, let it raise an error of ours."""
-
-    @functools.wraps(call)
-    def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return call(*args, **kwargs)
-        except (MemoryError, RecursionError) as error:
-            if isinstance(error, Error):
-                raise
-            limit = more_frames(error)
-            try:
-                known = settle([args[0]._state], error)  # type: ignore[attr-defined]
-            finally:
-                sys.setrecursionlimit(limit)
-            raise known from error
-
-    return explained
 
 
 class CpuEngine(Engine):
@@ -102,7 +78,7 @@ class CpuEngine(Engine):
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
             if found is None and key is not None:
-                found = self._find_recounted(key, first, second, sendbuf, recvbuf)
+                found = self.calls.find_recounted(key, first, second, sendbuf, recvbuf)
         if found is None or of_thread.group is not None:
             arguments = arguments or (op, root)
             return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
@@ -120,16 +96,7 @@ class CpuEngine(Engine):
                 raise
         return None
 
-    @_explained
-    def _find_recounted(
-        self, key: _Key, first: int, second: int, sendbuf: Any, recvbuf: Any
-    ) -> tuple[Any, Given] | None:
-        """A call of which the count alone is new, on buffers at these addresses."""
-        sent = first, 0 if sendbuf is None else sendbuf.nbytes
-        received = second, 0 if recvbuf is None else recvbuf.nbytes
-        return self.calls.find_recounted(key, key[0], sent, received)
-
-    @_explained
+    @explained
     def _first_call(
         self,
         key: _Key | None,
@@ -157,7 +124,7 @@ class CpuEngine(Engine):
         request = LaunchRequest(found[0], addresses=found[1])
         return self._issue([request], later=later, alive=(sendbuf, recvbuf))
 
-    @_explained
+    @explained
     def _later(
         self, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
     ) -> Work | None:
@@ -172,7 +139,7 @@ class CpuEngine(Engine):
         request = LaunchRequest(self._state.prepare(call, config))
         return self._issue([request], later=later, alive=alive)
 
-    @_explained
+    @explained
     def pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
     ) -> Work | None:
@@ -227,7 +194,7 @@ class CpuEngine(Engine):
                 raise
         return None
 
-    @_explained
+    @explained
     def _first_exchange(
         self,
         key: _Key | None,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ringcoll.errors import (
     AbortedError,
@@ -19,6 +20,9 @@ from ringcoll.errors import (
 
 if TYPE_CHECKING:
     from ringcoll.communicator.rank_errors import RankErrors
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _FRAMES = 200  # that logging and an abort may take, beyond the recursion limit
 
@@ -59,6 +63,29 @@ def more_frames(error: BaseException) -> int:
     if isinstance(error, RecursionError):
         sys.setrecursionlimit(limit + _FRAMES)
     return limit
+
+
+def explained(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Where a call ends for want of memory or of frames, let it raise an error of ours.
+
+    It is a method of what has a rank's ``_state``.
+    """
+
+    @functools.wraps(call)
+    def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return call(*args, **kwargs)
+        except (MemoryError, RecursionError) as error:
+            if isinstance(error, Error):
+                raise
+            limit = more_frames(error)
+            try:
+                known = settle([args[0]._state], error)  # type: ignore[attr-defined]
+            finally:
+                sys.setrecursionlimit(limit)
+            raise known from error
+
+    return explained
 
 
 def error_text(error: BaseException) -> str:

@@ -14,9 +14,9 @@ from ringcoll.communicator.call_cache import (
     CallCache,
     CheckedCall,
     evict,
-    overlap,
     viewed,
 )
+from ringcoll.communicator.failures import explained
 from ringcoll.executors.contract import Given
 from ringcoll.views import Extent, extent_of, view_at
 
@@ -44,17 +44,20 @@ class HostCalls(CallCache):
             return checked.any_class, (start, end, 0, 0, checked.count)
         return self._in_memory(checked, start, end)
 
+    @explained
     def find_recounted(
-        self, key: Hashable, shape: Hashable, first: Extent, second: Extent
+        self, key: tuple[Any, ...], start: int, end: int, sendbuf: Any, recvbuf: Any
     ) -> tuple[Any, Given] | None:
-        """A call whose count alone is new, kept like the one of its ``shape`` that was checked.
+        """A call whose count alone is new, kept like one of its shape that was checked.
 
-        ``shape`` says what the key does but the counts. None where a call must be checked, or
-        chosen and prepared from the beginning.
+        The buffers are arrays at these addresses, or None; the key begins with what is no count.
+        None where a call must be checked, or chosen and prepared from the beginning.
         """
-        (start, sent), (end, received) = first, second
-        if end and start and overlap(first, second):
-            if first != second:
+        shape: Hashable = key[0]
+        sent = 0 if sendbuf is None else sendbuf.nbytes
+        received = 0 if recvbuf is None else recvbuf.nbytes
+        if end and start and -received < end - start < sent:
+            if end != start or received != sent:
                 return None
             key, shape = (key, 0), (shape, 0)
         likes = self._shapes.get(shape)
@@ -66,7 +69,7 @@ class HostCalls(CallCache):
         like = self._of_size.get(size, likes[0])
         prepared = like.any_class
         if prepared is None or count not in prepared.counts or one % before or other % before:
-            return self._prepare_like(likes[0], key, size, first, second)
+            return self._prepare_like(likes[0], key, size, (start, sent), (end, received))
         if sent * before != count * one or received * before != count * other:
             return None
         input_, output = like.input, like.output
@@ -76,7 +79,8 @@ class HostCalls(CallCache):
             like.call, like.config, input_, output, (sent, received), count, prepared
         )
         with self._adding:
-            evict(self._checked, CACHED_CALLS)
+            if len(self._checked) >= CACHED_CALLS:  # saves a call
+                evict(self._checked, CACHED_CALLS)
             self._checked[key] = checked
         at = start, end, 0
         start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset

@@ -95,7 +95,10 @@ class Binding:
 
 def slot_bytes(call: Call, layout: Layout) -> int:
     """Bytes of a SCRATCH slot: the longest slice in the widest type that a plan keeps there."""
+    return -(-layout.width() * widest(call) // 64) * 64
+
+
+def widest(call: Call) -> int:
+    """Bytes of the widest type of an element that a plan keeps."""
     item = call.dtype.itemsize
-    if call.op is not None:
-        item = max(item, call.dtype.partial.itemsize)
-    return -(-layout.width() * item // 64) * 64
+    return item if call.op is None else max(item, call.dtype.partial.itemsize)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.chunks import Buffer
-from ringcoll.executors.binding import Binding, Operand, slot_bytes
+from ringcoll.executors.binding import Binding, Operand, widest
 from ringcoll.launch import Layout
 
 Array = npt.NDArray[Any]
@@ -22,12 +22,12 @@ Array = npt.NDArray[Any]
 class Recount:
     """Where the rows of a binding hold arrays; they have one share, and staged buffers."""
 
-    __slots__ = ("_call", "_in_scratch", "_in_user", "_layout", "_parts", "_spans", "_whole")
+    __slots__ = ("_in_scratch", "_in_user", "_item", "_layout", "_parts", "_spans", "_whole")
 
     def __init__(self, binding: Binding, call: Call) -> None:
         layout = self._layout = binding.layout
         self._whole = layout.collective.chunks == layout.slices == 1
-        self._call, self._parts = call, binding.user_parts
+        self._item, self._parts = widest(call), binding.user_parts
         self._spans: list[tuple[Buffer, int, int]] = []
         # The number of the span, the list and the index; how many elements of the array are one of
         # the chunk. Then all of SCRATCH, the slot, and bytes of an element of the array.
@@ -60,15 +60,17 @@ class Recount:
 
         The arrays of the call are theirs once they move to its addresses.
         """
-        before = self._layout
-        layout = Layout(before.collective, (count,), before.slices, before.shares, before.align)
+        layout, spans, parts = self._layout, [], self._parts
         if self._whole:
-            spans = [(index * count, count) for _, _, index in self._spans]
+            width = layout.piece(count)
+            for _, _, index in self._spans:
+                spans.append((index * count, count))
         else:
-            spans = [layout.span(*chunk) for chunk in self._spans]
+            layout = Layout(layout.collective, (count,), layout.slices, align=layout.align)
+            spans, width = [layout.span(*chunk) for chunk in self._spans], layout.width()
             if not all(length for _, length in spans):
                 return False
-        slot, parts = slot_bytes(self._call, layout), self._parts
+        slot = -(-width * self._item // 64) * 64  # as slot_bytes has it
         for number, found, k, factor, whole, index, item in self._in_scratch:
             start = index * slot // item
             found[k] = whole[start : start + spans[number][1] * factor]
