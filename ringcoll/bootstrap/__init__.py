@@ -96,7 +96,9 @@ def post_failure(
     seconds = _POSTING
     if isinstance(timeout, (int, float)) and 0 < timeout < seconds:
         seconds = float(timeout)
-    with contextlib.suppress(Exception):  # of a user's bootstrap too
+    # Exceptions of a user's bootstrap are suppressed too.
+    with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+        stack.callback(leave)
         world = bootstrap_of(given, timeout=seconds, id=id, rank=rank, nranks=nranks)
         if world.nranks > 1:
             try:
@@ -106,7 +108,6 @@ def post_failure(
                 raise
             if isinstance(world, RelayedBootstrap):
                 world.close()
-    leave()  # what bootstrap_of has entered
 
 
 @contextlib.contextmanager
