@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,9 @@ from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, unsettled,
 from ringcoll.bootstrap.overlap import enter
 from ringcoll.errors import MachineError
 
-_TAG = 32747  # MPI promises tags up to 32767
-# Communicators by their processes of the world: those that all of these have, and those of which
-# only this process knows that it has them.
+_TAGS = 16384  # of as many communicators; MPI promises tags up to 32767
+# Communicators by their processes of the world: those that all of these are known to have, and
+# those that this process has.
 _made: dict[tuple[int, ...], Any] = {}
 _own: dict[tuple[int, ...], Any] = {}
 
@@ -27,7 +28,6 @@ _own: dict[tuple[int, ...], Any] = {}
 def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     """A private MPI communicator with these ranks, and its number of each; collective."""
     deadline = time.monotonic() + timeout
-    enter("MPI on several nodes")  # it makes a communicator for each set of processes
     unsettled(timeout)
     check = getattr(bootstrap, "check", lambda: None)
     own, why = -1, ""
@@ -50,13 +50,15 @@ def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
             f"processes of one MPI world (numbers {list(world)}): start one process for each rank, "
             "all with one mpiexec"
         )
-    for members in _made:
-        if {*world} <= {*members} and all(list(members) in values[3] for values in received):
-            return _made[members], [members.index(number) for number in world]
+    # All ranks take the same one: threads may have made theirs in any order.
+    usable = [m for m in known if {*world} <= {*m} and all(m in values[3] for values in received)]
+    if usable:
+        members = min(usable)
+        return _made[tuple(members)], [members.index(number) for number in world]
     if world not in _own:
-        _own[world] = _communicator(world, deadline, check)
+        _communicator(world, deadline, check)
     exchange_values(bootstrap, [True], (bool,))
-    _made[world] = _own.pop(world)
+    _made[world] = _own[world]
     return _made[world], list(range(len(world)))
 
 
@@ -74,11 +76,19 @@ def _size() -> int:
     return 0 if mpi is None else int(mpi.COMM_WORLD.Get_size())
 
 
-def _communicator(world: tuple[int, ...], deadline: float, check: Callable[[], None]) -> Any:
-    everybody = load_mpi().COMM_WORLD
+def _communicator(world: tuple[int, ...], deadline: float, check: Callable[[], None]) -> None:
+    """Make one, whichever of this process's threads have come for it."""
+    mpi = load_mpi()
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        enter("MPI on several nodes")
+    everybody = mpi.COMM_WORLD
+    # Threads make communicators of several sets of processes at the same time (torch's messages
+    # do, one thread for each peer): MPI tells them apart by their tags.
+    tag = _TAGS + zlib.crc32(repr(world).encode()) % _TAGS
 
-    def make() -> Any:
+    def make() -> None:
         # The only way to make a communicator that is collective among its members alone.
-        return everybody.Create_group(everybody.Get_group().Incl(list(world)), _TAG)
+        if world not in _own:
+            _own[world] = everybody.Create_group(everybody.Get_group().Incl(list(world)), tag)
 
-    return within(deadline, f"MPI_Comm_create_group of {list(world)}", make, check)
+    within(deadline, f"MPI_Comm_create_group of {list(world)}", make, check)

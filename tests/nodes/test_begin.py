@@ -105,6 +105,12 @@ def test_threads_that_make_communicators_at_once_do_not_share_tags(nodes):
     assert outcome.word("sums") == {rank: [[3.0] * 4, [30.0] * 4] for rank in range(2)}
 
 
+def test_threads_with_overlapping_ranks(nodes):
+    outcome = nodes("begin", "a,b,c", "overlapping")
+    sums = {0: [3, 4], 1: [5, 3], 2: [4, 5]}  # ranks 0 and 1: 1 + 2
+    assert outcome.word("sums") == sums, outcome.errors
+
+
 def test_a_node_that_has_no_room_is_not_waited_for(nodes):
     outcome = nodes("begin", "a,a,b", "full")
     assert outcome.errors == ""

@@ -203,6 +203,39 @@ def threads() -> dict:
         return {"sums": [work.result() for work in works]}
 
 
+def overlapping() -> dict:
+    """Each rank makes a communicator with each of its two peers, in two threads at once."""
+    from mpi4py import MPI
+
+    from ringcoll.bootstrap import mpi_world
+
+    world, me = MPI.COMM_WORLD, own_rank()
+    ids = np.zeros((3, 300), np.uint8)
+    if me == 0:
+        for row in ids:
+            text = ringcoll.unique_id().encode()
+            row[: len(text)] = bytearray(text)
+    world.Bcast(ids)
+    make = mpi_world._communicator
+
+    def late(*args):
+        time.sleep(0.2)  # so that the other thread is there too
+        return make(*args)
+
+    mpi_world._communicator = late
+
+    def use(pair: int) -> float:
+        members = pair, (pair + 1) % 3
+        text, rank = bytes(ids[pair]).rstrip(b"\0").decode(), members.index(me)
+        with ringcoll.init(id=text, rank=rank, nranks=2, timeout=20) as comm:
+            array = np.full(3000, float(me + 1))
+            comm.all_reduce(array)
+            return float(array[0])
+
+    with ThreadPoolExecutor(2) as pool:
+        return {"sums": [*pool.map(use, (me, (me - 1) % 3))]}
+
+
 def forgotten() -> dict:
     """Rank 1 drops a communicator without closing it: its receives end, and peers are told."""
     with ringcoll.init(timeout=20) as comm:
