@@ -135,6 +135,8 @@ class Settings:
         kernel_wait: seconds that a first call of GPU ranks waits for its kernel to be compiled
             before a generic, slower one that is there carries it, until its own is loaded; left
             out, 0.2. Benchmarks wait for ever (``math.inf``).
+        tuning: path of a table that ``ringcoll tune`` has written, or "off"; left out, the one in
+            the user's cache folder for this device and number of ranks. Rank 0's holds.
 
     """
 
@@ -147,13 +149,14 @@ class Settings:
     pace: tuple[float, float] | tuple[float, float, str] | None = None
     register: bool | None = None
     kernel_wait: float | None = None
+    tuning: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def agreed(self) -> bytes:
         """The settings that ranks must share, as JSON."""
-        names = ("device", "transport", "pace", "topo_file", "register")
+        names = ("device", "transport", "pace", "topo_file", "register", "tuning")
         shared = {name: getattr(self, name) for name in names}
         return json.dumps(shared, sort_keys=True).encode()
 

@@ -210,6 +210,7 @@ OPTION_TYPES: Mapping[str, OptionType] = {
     ),
     "register": _FLAG,
     "kernel_wait": _SECONDS,
+    "tuning": OptionType("a path, or off", _path),
 }
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""
 

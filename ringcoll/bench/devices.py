@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bench import checking
-from ringcoll.bench.environment import cpu_name
 from ringcoll.bench.timing import Stopwatch, Timing
 from ringcoll.errors import ArgumentError
+from ringcoll.host.processes import cpu_name
 
 if TYPE_CHECKING:
     from ringcoll.bench.library import Library

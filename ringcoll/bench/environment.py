@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from ringcoll.host.processes import cpu_name
 
 _PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "openmpi", "torch", "matplotlib")
 
@@ -17,6 +20,19 @@ _PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "openmpi", "torch", "matpl
 def now() -> str:
     """The date of a record."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package is of; None elsewhere."""
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout.strip() or None
 
 
 def cores() -> int:
@@ -49,18 +65,6 @@ def gpus() -> int:
 def wanted_device(device: str, environ: Mapping[str, str]) -> str:
     """The device of the ranks, "auto" where neither flags nor environment say which."""
     return environ.get("RINGCOLL_DEVICE") or "auto" if device == "auto" else device
-
-
-def cpu_name() -> str:
-    """The processor's model."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("model name", "Model"):
-                return " ".join(value.split())
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def machine(nranks: int, *, threads: bool, device: str) -> dict[str, Any]:

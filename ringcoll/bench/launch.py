@@ -102,13 +102,13 @@ def decide(
     return Start("sockets", ranks) if ranks > 1 else Start("here", 1)
 
 
-def own_command(arguments: Sequence[str]) -> list[str]:
-    """The command that runs ``ringcoll bench`` with these arguments, as it was run."""
+def own_command(arguments: Sequence[str], name: str = "bench") -> list[str]:
+    """The command that runs ``ringcoll NAME`` with these arguments, as it was run."""
     script = Path(sys.argv[0])
     module = sys.modules["__main__"].__spec__
     if module is None and script.name == "ringcoll" and script.is_file():
-        return [sys.executable, str(script), "bench", *arguments]
-    return [sys.executable, "-m", "ringcoll", "bench", *arguments]
+        return [sys.executable, str(script), name, *arguments]
+    return [sys.executable, "-m", "ringcoll", name, *arguments]
 
 
 def become_mpiexec(start: Start, command: Sequence[str]) -> NoReturn:

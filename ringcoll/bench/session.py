@@ -130,7 +130,7 @@ def introduce(
 
 
 @dataclass(slots=True)
-class _Entrant:
+class Entrant:
     """One library on one side of a case."""
 
     library: Library
@@ -273,7 +273,7 @@ class Session:
 
     def _entrants(
         self, case: Case, buffers: Buffers, libraries: Sequence[Library]
-    ) -> list[_Entrant]:
+    ) -> list[Entrant]:
         settings, entrants = self.settings, []
         timing = Timing(
             settings.aggregate,
@@ -293,7 +293,7 @@ class Session:
                     continue
                 watch = self.device.watch(self.control.barrier, timing)
                 clears = in_place and case.section.op is not None
-                entrants.append(_Entrant(library, place, operation, watch, clears, self.device))
+                entrants.append(Entrant(library, place, operation, watch, clears, self.device))
         return entrants
 
     def _fill(self, case: Case, place: Place) -> None:
@@ -302,7 +302,7 @@ class Session:
             inputs = checking.Inputs(case, 0)
             self.device.write(place.input, checking.given(inputs, self.comm.rank, place.input.size))
 
-    def _time(self, entrants: Sequence[_Entrant]) -> None:
+    def _time(self, entrants: Sequence[Entrant]) -> None:
         iterations = []
         warmup = 1 if self.settings.warmup is None else self.settings.warmup
         for entrant in entrants:
@@ -320,7 +320,7 @@ class Session:
                     entrant.clear()
                     entrant.watch.block(entrant.operation.call, blocks[turn])
 
-    def _warm(self, entrant: _Entrant, calls: int) -> float:
+    def _warm(self, entrant: Entrant, calls: int) -> float:
         """Make calls; seconds of the last one on the slowest rank. Collective."""
         entrant.clear()
         seconds = 0.0
@@ -332,7 +332,7 @@ class Session:
             seconds = time.perf_counter() - started
         return float(max(row[0] for row in gather_numbers(self.control, [seconds])))
 
-    def _time_like_omb(self, case: Case, entrants: Sequence[_Entrant]) -> None:
+    def _time_like_omb(self, case: Case, entrants: Sequence[Entrant]) -> None:
         """One library after the other: OMB knows no turns."""
         loop = osu.loop_of(case, self.settings)
         clock = Timing(cpu_time=self.settings.cpu_time).clock
@@ -344,7 +344,7 @@ class Session:
             self.control.barrier()
             entrant.watch.blocks.append(osu.time_calls(call, self.control.barrier, loop, clock))
 
-    def _check(self, case: Case, entrants: Sequence[_Entrant]) -> list[int | None]:
+    def _check(self, case: Case, entrants: Sequence[Entrant]) -> list[int | None]:
         """Of each entrant the wrong elements of all ranks; None: it was not checked."""
         if self.settings.checks == 0 or case.section.collective == "barrier":
             return [None] * len(entrants)
@@ -362,7 +362,7 @@ class Session:
         totals = zip(*gather_numbers(self.control, counts), strict=True)
         return [int(sum(over_ranks)) for over_ranks in totals]
 
-    def _run_checked(self, case: Case, entrant: _Entrant, source: Any, wanted: Any) -> int:
+    def _run_checked(self, case: Case, entrant: Entrant, source: Any, wanted: Any) -> int:
         place, output = entrant.place, entrant.operation.output
         for array in (place.output, output):
             if array is not None:
@@ -382,7 +382,7 @@ class Session:
         return wrong
 
     def _report_wrong(
-        self, case: Case, entrant: _Entrant, what: str, found: checking.Wrong | None
+        self, case: Case, entrant: Entrant, what: str, found: checking.Wrong | None
     ) -> int:
         if found is None:
             return 0
@@ -399,7 +399,7 @@ class Session:
         )
         return found.count
 
-    def _result(self, case: Case, entrant: _Entrant, wrong: int | None) -> Result:
+    def _result(self, case: Case, entrant: Entrant, wrong: int | None) -> Result:
         watch, settings = entrant.watch, self.settings
         if settings.layout == "osu":
             means = [found[0] for found in gather_numbers(self.control, watch.blocks)]

@@ -77,21 +77,24 @@ class Channel:
         return True
 
 
-def supervise(start: Callable[[str], int], name: str, *, quiet: bool) -> int:
+def supervise(
+    start: Callable[[str], int], name: str, *, quiet: bool, command: str = "bench"
+) -> int:
     """Call ``start(marker)`` in a child process and end its job in time; the exit status.
 
     Args:
         start: starts the ranks with ``--supervisor marker``; its result is the child's status.
         name: what the child is, for the error of its death.
+        command: of ringcoll, for its errors.
         quiet: keep what the child prints until the end, and show it if nothing else explains it.
 
     """
-    return _Job(name, quiet=quiet).run(start)
+    return _Job(name, command, quiet=quiet).run(start)
 
 
 class _Job:
-    def __init__(self, name: str, *, quiet: bool) -> None:
-        self._name = name
+    def __init__(self, name: str, command: str, *, quiet: bool) -> None:
+        self._name, self._command = name, command
         self._reading, self._writing = os.pipe()
         self._printed = os.memfd_create("ringcoll-launcher") if quiet else None
         self._child = 0
@@ -279,7 +282,7 @@ class _Job:
         if not line and self._status is not None and self._status < 0:
             line = f"{self._name} was killed by {signal.Signals(-self._status).name}"
         if line:
-            print(f"ringcoll bench: {line}\n", end="", file=sys.stderr, flush=True)
+            print(f"ringcoll {self._command}: {line}\n", end="", file=sys.stderr, flush=True)
             return 2
         if printed:
             sys.stderr.write(printed)

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "verify": "prove the plans of the algorithms",
     "explain": "show what a plan moves where and when",
     "kernels": "list compiled GPU kernels, or compile them ahead of their first use",
+    "tune": "measure what calls run fastest on this machine, and keep it as a table",
     "report": "draw the records of measurements as one HTML page",
 }
 """The commands, and a line on each."""
@@ -147,7 +148,7 @@ def _run(args: argparse.Namespace) -> int:
 
         print(__version__)
         return 0
-    if args.command != "bench":
+    if args.command not in ("bench", "tune"):
         interrupts.end()  # a measurement has handlers of its own, once it has rows
     status: int = importlib.import_module(f"ringcoll.cli.{args.command}").main(args)
     return status

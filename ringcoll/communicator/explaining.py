@@ -95,15 +95,14 @@ def _on_host(call: Call, state: RankCalls, titles: Sequence[str]) -> Iterator[st
     compared = predicted(call.collective, call.nbytes, machine, limits)
     yield from (f"  {reason}" for reason in compared.reasons)
     for title, mapped in zip(titles, (ALL_MAPPED, frozenset[Buffer]()), strict=False):
-        yield f"{title}: {_on_host_runs(call, state, mapped)}"
-
-
-def _on_host_runs(call: Call, state: RankCalls, mapped: frozenset[Buffer]) -> str:
-    try:
-        found = state.choice(call, state.config, mapped)
-    except Error as error:
-        return f"refused: {error}"
-    return f"{_name(found)}, S = {found.launch.slices}, {_reached(found)}"
+        try:
+            found = state.choice(call, state.config, mapped)
+        except Error as error:
+            yield f"{title}: refused: {error}"
+            continue
+        yield f"{title}: {_name(found)}, S = {found.launch.slices}, {_reached(found)}"
+        if found.why != compared.reasons:  # by a table
+            yield from (f"  {reason}" for reason in found.why)
 
 
 def format_choice(call: Call, found: Choice, limits: Limits) -> str:

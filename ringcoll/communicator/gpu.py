@@ -42,6 +42,7 @@ from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.kept import with_count
 from ringcoll.tuner.measured import LEAST_LARGE
 from ringcoll.tuner.simple import is_large
+from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of
 
 T = TypeVar("T")
@@ -181,6 +182,15 @@ class CudaState(RankState):
         """Prepare a call that differs from a prepared one in its count alone; None: this cannot."""
         self.usable()
         return None if self.debug else self.cuda.prepare_like(before, call)
+
+    @property
+    def table(self) -> Table | None:
+        """What ``ringcoll tune`` has measured of these ranks."""
+        return self.cuda.machine.table
+
+    def use_table(self, table: Table | None) -> None:
+        """Choose by a table; the same on all ranks, before the first call."""
+        self.cuda.machine = replace(self.cuda.machine, table=table)
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What a call runs whose buffers in ``mapped`` peers reach, after the first large ones."""

@@ -110,7 +110,10 @@ class RankState(RankCalls):
         fabric = self.fabric.subset(members, what=f"split, color {int(color)}")
         if config is not None and config.timeout is not None:
             fabric.timeout = config.timeout
-        return self._child(fabric, members, options)
+        child = self._child(fabric, members, options)
+        if members == list(range(self.fabric.nranks)) and self.table is not None:
+            child.use_table(self.table)
+        return child
 
     def remaining(self, exclude: Sequence[int]) -> list[int]:
         """The ranks that are neither lost nor excluded."""

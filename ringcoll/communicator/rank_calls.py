@@ -29,6 +29,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
 from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Choice, CpuRanks, limits_of
+from ringcoll.tuner.table import Table
 from ringcoll.views import Extent
 
 _log = logging.getLogger("ringcoll")
@@ -75,6 +76,15 @@ class RankCalls(RankErrors):
         timeout, chosen = self.timeout_of(config), log if self.debug else None
         call = with_options(call, config)
         return self._host.prepare(call, limits, timeout=timeout, chosen=chosen)
+
+    @property
+    def table(self) -> Table | None:
+        """What ``ringcoll tune`` has measured of these ranks."""
+        return self._host.machine.table
+
+    def use_table(self, table: Table | None) -> None:
+        """Choose by a table; the same on all ranks, before the first call."""
+        self._host.use(replace(self._host.machine, table=table))
 
     @property
     def machine(self) -> CpuRanks:

@@ -14,6 +14,7 @@ from ringcoll.communicator.failures import error_text
 from ringcoll.communicator.machine import agree
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.tuning import agree_on_table, maybe_tuned
 from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import (
     AbortedError,
@@ -76,6 +77,8 @@ def init(
               None: they do.
             - ``kernel_wait``: seconds that a first call on GPUs waits for its own kernel before a
               generic one carries it; None: 0.2.
+            - ``tuning``: path of a table of ``ringcoll tune``, or "off"; None: the one in the
+              user's cache folder for this device and number of ranks.
             - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.
 
     Returns:
@@ -314,11 +317,14 @@ def communicator_on(
 
 
 def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int | None) -> RankState:
-    received = fabric.allgather(config.agreed() + settings.agreed(), what="init")
-    for rank, other in enumerate(received):
-        if other != received[0]:
+    # Rank 0 says beside it whether there may be a table, which takes another exchange.
+    mine = config.agreed() + settings.agreed(), b"+" * maybe_tuned(fabric, settings)
+    received = fabric.allgather(b"\0".join(mine), what="init")
+    given = [part.rpartition(b"\0")[0] for part in received]
+    for rank, other in enumerate(given):
+        if other != given[0]:
             raise MismatchError(
-                f"init: rank 0 was given {received[0].decode()} and rank {rank} {other.decode()}; "
+                f"init: rank 0 was given {given[0].decode()} and rank {rank} {other.decode()}; "
                 f"pass the same options on every rank"
             )
     pace = None if settings.pace is None else Pace(*settings.pace)
@@ -368,11 +374,13 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
             register=register,
             kernel_wait=settings.kernel_wait or KERNEL_WAIT,
         )
+    if received[0].endswith(b"+"):
+        state.use_table(agree_on_table(fabric, device, settings))
     if settings.debug == "trace":
         state.start_trace()
     elif settings.debug:
         state.debug = True
         _show_log()
         if fabric.rank == 0:
-            _log.debug("init: %s agreed on %s", state, received[0].decode())
+            _log.debug("init: %s agreed on %s", state, given[0].decode())
     return state

@@ -56,13 +56,17 @@ class CpuExecutor(CallEntries):
         if node_signals is not None:
             node_signals.messages.on_mismatch(self.explain_mismatch)
         self.symmetric = symmetric
-        self.machine = CpuRanks(fabric.nranks, fabric.nodes, machine)
         self.pacer = pacer(shared_state) if pacer is not None else None
         self.binder = Binder(fabric, symmetric, shared_state, node_signals, self.pacer)
         self.epoch = 0
         self.trace: list[TraceEntry] | None = None
         self.left: Task | None = None  # a call that an interrupt has left, and nobody goes on with
-        self.choices = KeptChoices(self.machine, HostFits(self.shared_state.half_bytes))
+        self.use(CpuRanks(fabric.nranks, fabric.nodes, machine))
+
+    def use(self, machine: CpuRanks) -> None:
+        """Choose for this machine; before the first call."""
+        self.machine = machine
+        self.choices = KeptChoices(machine, HostFits(self.shared_state.half_bytes))
 
     # -- a call, in three parts; a group runs the parts of several ranks together -----------
 

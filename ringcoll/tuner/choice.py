@@ -21,6 +21,7 @@ from ringcoll.plan import Buffer, Plan, format_plan
 
 if TYPE_CHECKING:  # most CPU ranks know no machine
     from ringcoll.model.machine import Machine
+    from ringcoll.tuner.table import Table
 
 MAKING = threading.RLock()
 """Held to make a plan or a prediction: of ranks that are threads, one makes it for all."""
@@ -33,6 +34,7 @@ class CpuRanks:
     nranks: int
     nodes: tuple[int, ...] = ()
     known: Machine | None = None  # the machine's links and rings
+    table: Table | None = None  # what `ringcoll tune` has measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class GpuRanks:
     workers: int  # of a block of LL or LL128, at most: threads that move data
     sync_threads: int  # of a block of LL or LL128: the others
     known: Machine | None = None  # the machine's links and rings; None: all pairs are alike
+    table: Table | None = None  # what `ringcoll tune` has measured
 
     def most(self, limits: Limits) -> int:
         """CUDA blocks that a call may have on a rank."""

@@ -77,7 +77,9 @@ class KeptChoices:
 
     def _holds(self, found: Choice, call: Call, limits: Limits) -> bool:
         """Whether the plan and the launch of a choice, laid out for this call, are its own."""
-        layout, slices = found.layout, found.launch.slices
+        layout, slices, table = found.layout, found.launch.slices, self._machine.table
+        if table is not None:
+            limits = table.options(call, limits) or limits
         whole = layout if slices == 1 else replace(layout, slices=1)
         if slices_of(call, self._machine, limits, whole) != slices:
             return False
@@ -116,6 +118,7 @@ def counts_alike(found: Choice, call: Call, machine: GpuRanks, limits: Limits, f
     count = call.count
     if (
         not (count and alike(machine))
+        or (machine.table is not None and machine.table.entry_of(call, limits) is not None)
         or call.counts
         or callable(limits.algorithm)
         or any(

@@ -109,6 +109,10 @@ def is_large(call: Call, machine: GpuRanks, limits: Limits) -> bool:
     """Whether copy engines with a large SCRATCH run a call; the same on all ranks."""
     if limits.engine == "copy":
         return call.nbytes >= COPIED_BYTES.value
+    if machine.table is not None:
+        copies = machine.table.copies(call, limits)
+        if copies is not None:
+            return copies
     named = limits.algorithm, limits.protocol, limits.slices, limits.channels
     if any(named) or limits.engine == "sm" or limits.proves or machine.nranks != LARGE_RANKS:
         return False
@@ -212,11 +216,19 @@ def _choose_dual(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> C
     The unmapped one has the blocks that it would have alone: some memory can never be mapped.
     """
     limits = replace(limits, hellos_decide=False, mapped=frozenset())
-    staged = choose_simple(call, machine, limits, fits)
+    staged = _choose_variant(call, machine, limits, fits)
     with contextlib.suppress(LaunchRefused):
-        direct = choose_simple(call, machine, replace(limits, mapped=ALL_MAPPED), fits)
+        direct = _choose_variant(call, machine, replace(limits, mapped=ALL_MAPPED), fits)
         return _combined(staged, direct, call, machine, fits)
     return staged
+
+
+def _choose_variant(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
+    """One of two programs, by the table's entry for its memory if there is one."""
+    if machine.table is not None:
+        with contextlib.suppress(LaunchRefused):
+            return choose_simple(call, machine, machine.table.simple(call, limits), fits)
+    return choose_simple(call, machine, limits, fits)
 
 
 def _combined(staged: Choice, direct: Choice, call: Call, machine: GpuRanks, fits: Fits) -> Choice:

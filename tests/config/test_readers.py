@@ -212,6 +212,7 @@ READERS = {
     "debug": ("1", logged),
     "register": ("0", registers),
     "kernel_wait": ("0.5", waits),
+    "tuning": ("/nowhere", begun),
 }
 
 

@@ -287,6 +287,11 @@ class GenericLaunch:
         with _lock:
             _pending.add(self)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the generic kernel still runs."""
+        return self._waits
+
     def launch(self, stream: int, *addresses: Any) -> None:
         """Enqueue on a stream of the current device."""
         if self._waits:

@@ -1,0 +1,178 @@
+"""What GPU ranks run by a table of ``ringcoll tune``, and its candidates, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ringcoll.algorithms import ALGORITHMS
+from ringcoll.arguments.calls import Call
+from ringcoll.bench.candidates import Candidates
+from ringcoll.bench.cases import Section
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
+from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
+from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.launch import ALL_MAPPED
+from ringcoll.tuner import Choice, Limits, choose
+from ringcoll.tuner.kept import counts_alike
+from ringcoll.tuner.simple import is_large
+from ringcoll.tuner.table import parse
+from tests.communicator.test_tuning_table import content, entry, timed
+
+SMALL, MIDDLE, LARGE = 1 << 14, 4 << 20, 256 << 20
+BARE = gpu_ranks(Workspace(2), 132, nvlink=True)
+FITS = KernelFits(Workspace(2))
+
+
+def on_gpu(algorithm: str, protocol: str = "Simple", engine: str = "sm", **more: Any) -> Any:
+    return timed(algorithm, 1e-4, **{"protocol": protocol, "engine": engine, **more})
+
+
+MACHINE = replace(
+    BARE,
+    table=parse(
+        json.dumps(
+            content(
+                entries=[
+                    entry(SMALL, on_gpu("all_pairs", "LL128")),
+                    entry(SMALL, on_gpu("one_shot_push", "LL"), mapped=True),
+                    entry(MIDDLE, on_gpu("ring", slices=2)),
+                    entry(MIDDLE, on_gpu("two_shot", blocks=24), mapped=True),
+                    entry(LARGE, on_gpu("all_pairs_pull", engine="copy", slices=4)),
+                    entry(LARGE, on_gpu("one_shot"), mapped=True),
+                ]
+            )
+        )
+    ),
+)
+
+
+def call(nbytes: int, dtype: str = "float32") -> Call:
+    row = dtype_of(dtype)
+    count = nbytes // row.itemsize
+    return Call("all_reduce", 0, None, None, count, row, op_of("sum"), nbytes=nbytes)
+
+
+def chosen(nbytes: int, dtype: str = "float32", **limits: Any) -> Choice:
+    return choose(call(nbytes, dtype), MACHINE, Limits(**limits), FITS)
+
+
+def kind(found: Choice) -> tuple[str, str, int]:
+    return found.algorithm, found.launch.protocol, found.launch.slices
+
+
+def test_the_table_decides_by_size_and_memory():
+    assert kind(chosen(SMALL)) == ("all_pairs", "LL128", 1)
+    assert kind(chosen(SMALL, mapped=ALL_MAPPED)) == ("one_shot_push", "LL", 1)
+    assert kind(chosen(MIDDLE)) == ("ring", "Simple", 2)
+    found = chosen(MIDDLE, mapped=ALL_MAPPED)
+    assert kind(found) == ("two_shot", "Simple", 1) and found.grid.blocks == 24
+    assert found.why[0].startswith("measured here on 2026-01-02, A CPU, 4 MiB")
+    assert found.why[1].startswith("  two_shot by Simple, S = 1, at most 24 blocks: measured")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "two_shot"},
+        {"protocol": "Simple"},
+        {"engine": "sm"},
+        {"blocks": 9},
+        {"slices": 3},
+    ],
+    ids=str,
+)
+def test_options_come_before_the_table(options):
+    limits = Limits(**options)
+    assert kind(choose(call(MIDDLE), MACHINE, limits, FITS)) == kind(
+        choose(call(MIDDLE), BARE, limits, FITS)
+    )
+
+
+def test_of_a_call_whose_hellos_decide_each_program_has_its_entry():
+    found = chosen(MIDDLE, hellos_decide=True)
+    assert found.direct is not None
+    assert (kind(found), kind(found.direct)) == (("ring", "Simple", 2), ("two_shot", "Simple", 1))
+
+
+def test_what_the_table_names_and_a_type_cannot_is_chosen_without():
+    assert chosen(SMALL, "complex128").launch.protocol == "LL"  # LL128 carries 8 bytes at most
+
+
+def test_calls_by_copy_engines_begin_when_all_ranks_have_scratch():
+    assert is_large(call(LARGE), MACHINE, Limits())
+    assert not is_large(call(MIDDLE), MACHINE, Limits())
+    assert not is_large(call(LARGE), BARE, Limits())
+    before = chosen(LARGE, mapped=ALL_MAPPED)
+    assert before.engine == "sm" and before.algorithm == "one_shot"
+    plain = chosen(LARGE)
+    assert plain.engine == "sm" and plain.why[:1] != before.why[:1]
+    fits = KernelFits(Workspace(2), SCRATCH_BYTES)
+    for mapped in (frozenset[Any](), ALL_MAPPED):
+        limits = Limits(large_scratch=True, mapped=mapped)
+        found = choose(call(LARGE), MACHINE, limits, fits)
+        assert (found.engine, found.algorithm, found.launch.slices) == ("copy", "all_pairs_pull", 4)
+
+
+def test_a_call_by_the_table_is_not_the_same_for_other_counts():
+    found = chosen(MIDDLE)
+    assert counts_alike(found, call(MIDDLE), MACHINE, Limits(), FITS) == range(0)
+    bare = choose(call(MIDDLE), BARE, Limits(), FITS)
+    assert len(counts_alike(bare, call(MIDDLE), BARE, Limits(), FITS)) > 1
+
+
+class State:
+    """Stands for a rank's state: what calls run, as the tuner says."""
+
+    on_gpu = True
+
+    def __init__(self, *, scratch: bool) -> None:
+        from types import SimpleNamespace
+
+        from ringcoll.config import DEFAULTS
+
+        self.config, self.fabric = DEFAULTS, SimpleNamespace(rank=0, nranks=2)
+        held = object() if scratch else None
+        self.cuda = SimpleNamespace(machine=BARE, copy_scratch=held)
+
+    def choice(self, call: Call, config: Any, mapped: Any) -> Choice:
+        from ringcoll.tuner.choice import limits_of
+
+        limits = replace(limits_of(call, config, self.config), mapped=mapped)
+        large = limits.engine == "copy"
+        fits = KernelFits(Workspace(2), SCRATCH_BYTES) if large else FITS
+        return choose(call, BARE, replace(limits, large_scratch=large), fits)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_to_all"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_candidates_of_every_protocol_and_engine(name, mapped):
+    op = "sum" if name == "all_reduce" else None
+    section = Section(name, 2, dtype_of("float32"), op, 0 if name == "broadcast" else -1)
+
+    def ways(nbytes: int, **how: Any) -> set[tuple[str, str]]:
+        found = Candidates(State(scratch=True), section.case(nbytes), mapped=mapped).first()
+        assert len({each.key for each in found}) == len(found)
+        assert all(each.choice.algorithm in ALGORITHMS[name] for each in found)
+        return {(each.choice.engine, each.choice.launch.protocol) for each in found}
+
+    lines = {("sm", "LL"), ("sm", "LL128")}
+    assert ways(1 << 12) == lines
+    assert ways(1 << 20) == lines | {("sm", "Simple")}
+    copies = set() if mapped else {("copy", "Simple")}
+    assert ways(64 << 20) == {("sm", "Simple")} | copies
+
+
+def test_candidates_near_another_have_other_slices_and_blocks():
+    section = Section("broadcast", 2, dtype_of("float32"), None, 0)
+    found = Candidates(State(scratch=False), section.case(16 << 20), mapped=True)
+    first = found.first()
+    near = found.near(first[0])
+    before = first[0].choice
+    assert {each.choice.launch.slices for each in near} > {2 * before.launch.slices}
+    assert any(each.choice.grid.blocks < before.grid.blocks for each in near)
+    assert all(each.choice.algorithm == before.algorithm for each in near)
