@@ -31,6 +31,7 @@ class Mutant:
         together: whether each end makes one launch of them.
         late: seconds by which the receiver comes after the sender.
         blocks: CUDA blocks of each end.
+        mapped: whether the sender has mapped the receive buffers.
 
     """
 
@@ -42,6 +43,7 @@ class Mutant:
     together: bool = False
     late: float = 0.0
     blocks: tuple[int, int] = (8, 8)
+    mapped: bool = False
 
 
 MUTANTS = [
@@ -94,13 +96,31 @@ MUTANTS = [
         (1000, 2000),
         together=True,
     ),
+    Mutant(
+        "a direct message goes where the one before went",
+        "point_to_point.cuh",
+        "bases.at[1][0] = mapped == 0",
+        "if (bases.at[1][0] >> 40 == 0 || epoch == 1) bases.at[1][0] = mapped == 0",
+        (400_000, 400_000),
+        together=True,
+        mapped=True,
+    ),
+    Mutant(
+        "a direct message lies at the start of its mapping",
+        "point_to_point.cuh",
+        "start + (mapped & 0xffffffffffffull)",
+        "start",
+        (400_000,),
+        mapped=True,
+    ),
 ]
 
 
 def verdict(mutant: Mutant, kernels: Path, timeout: float = 50.0) -> str:
     """One word for what has come of the messages."""
     world = World(2, zone=512 << 10)
-    traffic = Traffic([(0, 1, nbytes) for nbytes in mutant.lengths])
+    mapped = range(len(mutant.lengths)) if mutant.mapped else ()
+    traffic = Traffic([(0, 1, nbytes) for nbytes in mutant.lengths], mapped=mapped)
     parts = [traffic] if mutant.together else [*traffic.apart()]
     launches = [
         [

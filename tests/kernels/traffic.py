@@ -101,7 +101,7 @@ class Traffic:
     def apart(self) -> Iterator[Traffic]:
         """Each message as traffic of its own."""
         for number, message in enumerate(self.messages):
-            one = Traffic([message])
+            one = Traffic([message], mapped=(0,) if number in self.mapped else ())
             one.sent, one.arrived = [self.sent[number]], [self.arrived[number]]
             yield one
 
