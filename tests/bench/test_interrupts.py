@@ -25,7 +25,7 @@ MOMENTS = [
     ("sockets", "SIGINT", 0.2),
     ("sockets", "child", 0.9),
     ("threads", "SIGTERM", 0.6),
-    ("threads", "SIGTERM", 4.0),
+    ("threads", "SIGTERM", 2.0),
 ]
 
 

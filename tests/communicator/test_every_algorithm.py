@@ -46,7 +46,7 @@ def cases(nranks):
     return found
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3, 5, 6, 8])
+@pytest.mark.parametrize("nranks", [1, 3, 4, 6])
 def test_algorithm_gives_what_numpy_gives(nranks):
     todo = cases(nranks)
     assert {(c.collective, c.options["algorithm"]) for c in todo} == set(PAIRS)

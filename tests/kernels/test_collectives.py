@@ -79,13 +79,15 @@ def settled(world: World, calls: int) -> None:
 def test_every_algorithm_in_every_launch(nranks: int, collective: str) -> None:
     world, calls = World(nranks), 0
     compiled(nranks)
-    for count, shift in SIZES:
-        for case in every_case(nranks, collective, count, shift):
+    for size, (count, shift) in enumerate(SIZES):
+        for number, case in enumerate(every_case(nranks, collective, count, shift)):
+            if number % 3 == size:
+                continue  # two sizes each, by turns
             world.forget_arrays()
             world.call(case, calls).check(case)
             calls += 1
             settled(world, calls)
-    assert calls >= 3 * 2 * 2
+    assert calls >= 2 * 2 * 2
 
 
 def typed(dtype: str, op: str, launch: Launch) -> list[Case]:

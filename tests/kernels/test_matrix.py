@@ -236,11 +236,13 @@ def test_sends_and_receives_for_gpus_that_only_cuda_12_serves() -> None:
 
 
 def test_each_size_of_element_in_lines_and_in_words() -> None:
+    # The standard kernels have elements of 2 and of 4 bytes.
     some: dict[tuple[bool, int], str] = {}
     for number, text in enumerate(operators()):
         dtype = FRAMED[-1 - number % len(FRAMED)]
-        some.setdefault((number < len(FRAMED), dtype.itemsize), text)
-    assert len(some) == 2 * len({dtype.itemsize for dtype in DTYPES})
+        if dtype.itemsize not in (2, 4):
+            some.setdefault((number < len(FRAMED), dtype.itemsize), text)
+    assert len(some) == 2 * len({dtype.itemsize for dtype in DTYPES} - {2, 4})
     cubins = KernelCache(None).compile_all([*some.values()], "sm_90")
     assert all(cubin.startswith(ELF) for cubin in cubins)
 

@@ -12,9 +12,11 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 )
 def test_every_collective(nodes, names, inside):
     nranks = len(names.split(","))
-    outcome = nodes("collectives", names, **({} if inside else {"MPIR_CVAR_NOLOCAL": "1"}))
+    # Five ranks go no other way in more sizes.
+    words, env = ((), {}) if inside else (("few",), {"MPIR_CVAR_NOLOCAL": "1"})
+    outcome = nodes("collectives", names, *words, **env)
     assert outcome.errors == ""
     assert outcome.statuses == [0]
     assert outcome.word("failures") == {rank: [] for rank in range(nranks)}
     assert outcome.word("nranks") == dict.fromkeys(range(nranks), nranks)
-    assert min(outcome.word("count").values()) > 300
+    assert min(outcome.word("count").values()) > (300 if inside else 200)

@@ -51,10 +51,11 @@ def calling(world, ranks, tmp_path, timeout, kind="calls"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [(2, 2), (1, 2, 1)])
-def test_every_collective(hosts, ranks):
+def test_every_collective(hosts):
+    ranks = (1, 2, 1)
     with hosts(len(ranks), rate=1e9) as world:
         # In all sizes and by every algorithm on nodes that share a network: test_collectives.py.
+        # Two and two are there too.
         done = world.mpiexec(ranks, command("collectives", "few", "word"))
     assert done.stderr == ""
     assert done.returncode == 0

@@ -9,12 +9,14 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 @pytest.mark.parametrize("nranks", [1, 2, 3, 5])
 def test_every_collective(mpi, nranks):
     # Nothing may lean on assert: one of the runs goes without it.
-    outcome = mpi("collectives", nranks, optimised=nranks == 2)
+    # Up to three ranks see every size.
+    words = ["few"] if nranks == 5 else []
+    outcome = mpi("collectives", nranks, *words, optimised=nranks == 2)
     assert outcome.errors == ""
     assert outcome.statuses == [0]
     assert outcome.word("failures") == {rank: [] for rank in range(nranks)}
     assert outcome.word("nranks") == dict.fromkeys(range(nranks), nranks)
-    assert min(outcome.word("count").values()) > 300
+    assert min(outcome.word("count").values()) > (200 if words else 300)
 
 
 def test_options_from_the_environment(mpi):
