@@ -54,6 +54,10 @@ class CudaExecutor(CudaPreparer):
         self._merged: dict[tuple[int, ...], tuple[Sequence[CudaCall], Launching]] = {}
         super().__init__(fabric, device, symmetric, loader, memory, transport, self._launch_all)
         self._records = self.shared_state.record_numbers
+        self.failure: Callable[[], Error | None] = self.async_errors.failure
+        """The error that a kernel of this rank has reported, or None."""
+        self.record: Callable[[int], ReusedEvent] = self._events.record
+        """An event at the present end of a stream."""
 
     # -- a call --------------------------------------------------------------------------------
 
@@ -188,10 +192,6 @@ class CudaExecutor(CudaPreparer):
 
     # -- errors --------------------------------------------------------------------------------
 
-    def failure(self) -> Error | None:
-        """The error that a kernel of this rank has reported, or None."""
-        return self.async_errors.failure()
-
     def compare(self, active: CudaCall) -> None:
         """Does nothing: kernels compare the hellos."""
 
@@ -210,10 +210,6 @@ class CudaExecutor(CudaPreparer):
     def absent(self, active: CudaCall) -> list[int]:
         """The ranks without which a call cannot be launched."""
         return [rank for rank in self.shared_launch.ranks if rank != self.rank]
-
-    def record(self, stream: int) -> ReusedEvent:
-        """An event at the present end of a stream."""
-        return self._events.record(stream)
 
     def watch(self) -> Error | None:
         """Let kernels know which ranks have left; an error that is known by now."""
