@@ -27,7 +27,7 @@ class CudaCall:
     number: int
     slot: int
     timeout: float  # seconds that a wait of its kernels may take
-    at: Addresses
+    at: Addresses  # by LL and LL128 with the number of the call that it was prepared like
     addresses: Given  # of the arrays that it was prepared for
     limits: Limits
     launchable: Launching | None = None  # None where ranks share a launch

@@ -191,7 +191,7 @@ class CudaPreparer:
         if recounts is not None and found is None:
             return None
         text, signature, number = self._record(call, choice, (0, 0))
-        at = before.at.on(number)
+        at = before.at if recounts is not None else before.at.on(number)
         prepared = CudaCall(
             call,
             choice,
