@@ -360,7 +360,7 @@ class CudaEngine(Engine):
             state.timeout_of(config),
             owned=True,
             most=config.max_sms,
-            copied=config.engine == "copy",
+            engine=config.engine,
         )
         places = (
             (
@@ -404,9 +404,8 @@ class CudaEngine(Engine):
         timeout = state.timeout_of(config)
         owned = owner is not None
         made = tuple(with_options(call, config) for call in calls)
-        copied = config.engine == "copy"
         paired = state.paired(
-            made, pointer, timeout, owned=owned, most=config.max_sms, copied=copied
+            made, pointer, timeout, owned=owned, most=config.max_sms, engine=config.engine
         )
         return self._enqueue(paired, pointer, alive, owner, later=later, name=name)
 

@@ -40,7 +40,7 @@ from ringcoll.transports.scratch import Transport, allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.kept import with_count
-from ringcoll.tuner.measured import LEAST_LARGE
+from ringcoll.tuner.measured import ANY_BYTES, COPIED_BYTES, LEAST_LARGE, MESSAGE_COPY_BYTES
 from ringcoll.tuner.simple import is_large
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of
@@ -257,14 +257,16 @@ class CudaState(RankState):
         *,
         owned: bool,
         most: int | None,
-        copied: bool = False,
+        engine: str | None = None,
     ) -> PairCalls:
         """Sends and receives that are launched together.
 
-        ``most``: CUDA blocks; ``copied``: by copy engines where these can.
+        ``most``: CUDA blocks; ``engine``: the option.
         """
         most = None if most is None else min(most, self.cuda.machine.blocks)
-        copied = copied and self.cuda.copy_scratch is not None
+        thresholds = {"copy": COPIED_BYTES.value, None: MESSAGE_COPY_BYTES.value}
+        least = ANY_BYTES if self.cuda.copy_scratch is None else thresholds.get(engine, ANY_BYTES)
+        copied = least if any(call.nbytes >= least for call in calls) else 0
         key = shapes_of(calls)
         return PairCalls(self.sending, calls, stream, timeout, owned, most, copied, key=key)
 

@@ -230,7 +230,7 @@ class NodesState(RankState):
         *,
         owned: bool,
         most: int | None,
-        copied: bool = False,
+        engine: str | None = None,
     ) -> GroupCall:
         """Sends and receives that are enqueued together; other options have no meaning here."""
         return CudaNodesPairCalls(self.sending, calls, stream, timeout, owned)

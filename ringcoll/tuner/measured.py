@@ -183,6 +183,12 @@ LARGE_BYTES: Measured[int] = Measured(
 """Bytes of the larger buffer from which copy engines run a call without being asked for, once all
 ranks have mapped a large SCRATCH: none."""
 
+MESSAGE_COPY_BYTES: Measured[int] = Measured(
+    ANY_BYTES, ASSUMED, "messages by copy engines have not been timed"
+)
+"""Bytes from which a copy engine sends a message without being asked for, once its two ranks use a
+large SCRATCH: none. With engine="copy" they are COPIED_BYTES."""
+
 LEAST_LARGE = min((COPIED_BYTES.value, *LARGE_BYTES.by.values()))
 
 COPY_SLICE_BYTES = Measured(

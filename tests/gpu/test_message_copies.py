@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import types
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ringcoll.arguments.calls import prepare_recv, prepare_send
+import ringcoll
+from ringcoll.arguments.calls import Call, prepare_recv, prepare_send
+from ringcoll.communicator import gpu
 from ringcoll.cuda import quarantine
+from ringcoll.dtypes import dtype_of
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.cuda.copy_scratch import CopyScratch
 from ringcoll.executors.cuda.message_copies import batches
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.drive import drive
+from ringcoll.tuner.measured import ASSUMED, Measured
+from tests.gpu.ranks import close
 from tests.gpu.test_copy_executor import Rank, everywhere
 from tests.kernels.stand_in import needs_compiler
 
@@ -67,7 +73,6 @@ class Sender(Rank):
     def __init__(self, fabric, machine, ordinal: int) -> None:
         super().__init__(fabric, machine, ordinal)
         self.pairs = CudaPairs(self.executor)
-        self.pairs.copied_bytes = LARGE
         self.executor.copy_scratch = CopyScratch(fabric, ordinal)
 
     def messages(self, sent=(), received=(), *, timeout=20.0, copied=True) -> None:
@@ -75,7 +80,8 @@ class Sender(Rank):
         ranks = {"rank": self.rank, "nranks": self.n}
         calls = [prepare_send(array, to, **ranks) for array, to in sent]
         calls += [prepare_recv(array, source, True, **ranks) for array, source in received]
-        made = PairCalls(self.pairs, tuple(calls), self.stream, timeout, copied=copied)
+        least = LARGE * copied
+        made = PairCalls(self.pairs, tuple(calls), self.stream, timeout, copied=least)
         drive(PairCalls.tasks([made]), self._idle)
         self.ended()
 
@@ -198,3 +204,30 @@ def test_copies_are_large_and_the_last_ones_small(slices):
         assert 0 < end - first <= window // 2
         assert first % window + end - first <= window, "one copy is one piece of SCRATCH"
     assert len(found) <= slices // (window // 2) + 6
+
+
+@pytest.mark.parametrize("engine", ["copy", None, "sm"])
+def test_which_messages_are_for_copy_engines(monkeypatch, engine):
+    """From 32 MiB on those that ask for it; without an option those of a measured size, so none."""
+    pytest.importorskip("cupy")
+    from tests.gpu.fake_gpus import fake
+
+    gpus = fake(monkeypatch, 2, sms=8)
+    comms = ringcoll.init_all([0, 1], device="cuda")
+    state: Any = comms[0]._state
+    least = {"copy": 32 << 20}.get(engine, 0)
+
+    def made(nbytes: int) -> int:
+        calls = (Call("send", 0, None, None, nbytes, dtype_of("uint8"), nbytes=nbytes, peer=1),)
+        how = {"owned": True, "most": None, "engine": engine}
+        return state.paired(calls, 0, 1.0, **how).copied
+
+    assert made(1 << 40) == 0, "the ranks of a process with several devices have no SCRATCH"
+    state.cuda.copy_scratch = types.SimpleNamespace(close=lambda: None)
+    assert made((32 << 20) - 1) == 0
+    assert made(32 << 20) == made(1 << 40) == least
+    monkeypatch.setattr(gpu, "MESSAGE_COPY_BYTES", Measured(1 << 20, ASSUMED, "a test"))
+    assert made(2 << 20) == (1 << 20 if engine is None else 0)
+    state.cuda.copy_scratch = None
+    close(comms)
+    gpus.close()

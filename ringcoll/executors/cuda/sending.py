@@ -37,7 +37,6 @@ from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.shared_state import SharedState
-from ringcoll.tuner.measured import COPIED_BYTES
 from ringcoll.views import start_of
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class PairCalls(GroupCall):
     timeout: float  # seconds that a wait of their kernel may take
     owned: bool = True  # whether the caller keeps the stream alive until the next call
     most: int | None = None  # CUDA blocks; None: what the device has for a rank
-    copied: bool = False  # engine="copy"
+    copied: int = 0  # bytes from which copy engines may send a message; 0: none of these
     addresses: tuple[tuple[int, int], ...] = ()  # of each call; (): those of its arrays
     key: tuple[object, ...] = ()  # what a kernel depends on of the calls
 
@@ -177,7 +176,6 @@ class CudaPairs:
         self.executor, self.rank = executor, executor.rank
         self.running: list[Bundle[Member]] = []
         self.small_bytes = window_bytes(executor.workspace)
-        self.copied_bytes = max(COPIED_BYTES.value, self.small_bytes + 1)
         self._kept: dict[tuple[object, ...], tuple[Launching, list[_Record]]] = {}
 
     @property
@@ -193,7 +191,8 @@ class CudaPairs:
         engines = []
         for call, copied in [(call, calls.copied) for calls in paired for call in calls.calls]:
             engine = ""
-            if copied and call.nbytes >= self.copied_bytes and call.peer != self.rank:
+            large = call.nbytes >= max(copied, self.small_bytes + 1)
+            if copied and large and call.peer != self.rank:
                 engine, pair = " engine=copy", (call.peer, call.send is not None)
                 if scratch is not None and scratch.number_message(
                     pair[0], sends=pair[1], before=before[pair]
