@@ -15,7 +15,7 @@ from typing import Any
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values
 from ringcoll.bootstrap.launcher import check_world, launcher_of
 from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, unsettled, within
-from ringcoll.bootstrap.overlap import enter
+from ringcoll.bootstrap.overlap import enter, leave
 from ringcoll.errors import MachineError
 
 _TAGS = 16384  # of as many communicators; MPI promises tags up to 32767
@@ -27,6 +27,15 @@ _own: dict[tuple[int, ...], Any] = {}
 
 def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     """A private MPI communicator with these ranks, and its number of each; collective."""
+    world = "MPI on several nodes"  # which makes a communicator for each set of processes
+    enter(world)
+    try:
+        return _joined(bootstrap, timeout)
+    finally:
+        leave(world)
+
+
+def _joined(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     deadline = time.monotonic() + timeout
     unsettled(timeout)
     check = getattr(bootstrap, "check", lambda: None)

@@ -56,12 +56,13 @@ def check(*, joined: bool = True) -> None:
             raise error
 
 
-def leave() -> None:
-    """This thread has begun, or failed."""
+def leave(world: str = "") -> None:
+    """This thread has begun over a world, or over all, or has failed."""
     here = threading.current_thread()
     with _lock:
         for key in [key for key, one in _beginning.items() if one.thread is here]:
-            del _beginning[key]
+            if world in ("", key):
+                del _beginning[key]
 
 
 def _refusal(name: object, other: threading.Thread) -> UsageError:

@@ -12,14 +12,14 @@ import contextlib
 import io
 import os
 import sys
-import sysconfig
 import threading
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 from ringcoll.errors import Error
 
-_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_LIBRARY = str(Path(threading.__file__).parent) + os.sep
 _PACKAGES = "-packages" + os.sep  # site-packages, dist-packages
 _OURS, _PYTHONS, _ANOTHERS, _PROGRAMS = range(4)
 
@@ -31,7 +31,7 @@ def install() -> None:
     def show(
         kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
     ) -> None:
-        with _shortening(error), _at_once():
+        with _shortening(error), _at_once(whole is sys.__excepthook__):
             whole(kind, error, error.__traceback__ or trace)
 
     def show_of_thread(args: threading.ExceptHookArgs) -> None:
@@ -39,7 +39,7 @@ def install() -> None:
         if error is None:
             of_thread(args)
             return
-        with _shortening(error), _at_once():
+        with _shortening(error), _at_once(of_thread is threading.__excepthook__):
             found = args.exc_type, error, error.__traceback__, args.thread
             of_thread(threading.ExceptHookArgs(found))
 
@@ -47,10 +47,10 @@ def install() -> None:
 
 
 @contextlib.contextmanager
-def _at_once() -> Iterator[None]:
-    """Write what is shown in one piece: ranks that a launcher has started share a pipe."""
+def _at_once(usual: bool) -> Iterator[None]:
+    """Write what Python's own hook shows in one piece: ranks of a launcher share a pipe."""
     stream = sys.stderr
-    if stream is None or stream.isatty():
+    if not usual or stream is None or stream.isatty():
         yield
         return
     text = io.StringIO()
@@ -75,8 +75,9 @@ def _shortening(error: BaseException) -> Iterator[None]:
             kept[id(one)] = one, one.__traceback__, cause
             todo += [cause, one.__context__]
             one.__traceback__ = shortened(one)
-            if isinstance(cause, Error) and str(cause) in str(one):
-                one.__cause__ = None
+            with contextlib.suppress(Exception):  # of a text that the program makes
+                if isinstance(cause, Error) and str(cause) in str(one):
+                    one.__cause__ = None
     try:
         yield
     finally:

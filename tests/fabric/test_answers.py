@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 
 import numpy as np
@@ -42,25 +43,30 @@ PAIRS = [
 
 
 class Mirror:
-    """Rank 0 of two: what rank 1 answers is rank 0's own, until one exchange, where it is this."""
+    """Rank 0 of two: what rank 1 answers is rank 0's own, until one exchange, where it is this.
+
+    Rank 1 says that it is another process, or a ``thread`` of this one.
+    """
 
     rank, nranks = 0, 2
 
-    def __init__(self, at, change):
+    def __init__(self, at, change, *, thread=False):
         self.at, self.change, self.number = at, change, -1
+        own = f'"pid": "{os.getpid()}"'.encode()
+        self.pids = own, own if thread else b'"pid": "1"'
 
     def allgather(self, payload):
         self.number += 1
-        other = payload.replace(b'"rank": "0"', b'"rank": "1"')
+        other = payload.replace(b'"rank": "0"', b'"rank": "1"').replace(*self.pids)
         return [payload, self.change(other) if self.number == self.at else other]
 
 
-def error_at(at, change):
+def error_at(at, change, **how):
     """How far an init comes whose n-th exchange is changed, and its error if it has one.
 
     Rank 0 has its own memory in rank 1's place, so that it meets itself.
     """
-    mirror = Mirror(at, change)
+    mirror = Mirror(at, change, **how)
     try:
         ringcoll.init(mirror, device="cpu", timeout=0.02).close()
     except ringcoll.Error as error:
@@ -76,6 +82,14 @@ def test_without_a_change_all_exchanges_pass():
 def test_another_rank_sends_something_else(at, word):
     number, error = error_at(at, lambda _: WORDS[word])
     assert number == at
+    assert isinstance(error, ringcoll.Error)
+    assert "rank 1" in str(error) or "malformed" in str(error)
+
+
+@pytest.mark.parametrize("word", range(len(WORDS)))
+def test_another_thread_sends_something_else(word):
+    number, error = error_at(1, lambda _: WORDS[word], thread=True)
+    assert number == 1
     assert isinstance(error, ringcoll.Error)
     assert "rank 1" in str(error) or "malformed" in str(error)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ringcoll import bootstrap, finalize
-from ringcoll.bootstrap import bootstrap_of, mpi_world
+from ringcoll.bootstrap import bootstrap_of, mpi_world, overlap
 from ringcoll.bootstrap.launcher import (
     Launcher,
     TorchWorld,
@@ -243,6 +243,7 @@ def test_ranks_of_several_mpi_worlds_are_refused(monkeypatch):
         mpi_world.in_mpi_world(Said([0, 1, "", []]), 1)
     with pytest.raises(MachineError, match="not processes of one MPI world"):
         mpi_world.in_mpi_world(Said([1, 2, "", []]), 1)
+    assert not overlap._beginning  # another thread may begin now
 
 
 def test_a_rank_that_ends_after_others_does_not_call_them_dead(monkeypatch):
