@@ -135,7 +135,7 @@ class Settings:
             that calls of 1 MiB and more use for the second time, where they can; left out, they do.
         kernel_wait: seconds that a first call of GPU ranks waits for its kernel to be compiled
             before a generic, slower one that is there carries it, until its own is loaded; left
-            out, 0.2. Benchmarks wait for ever (``math.inf``).
+            out, 0.25. Benchmarks wait for ever (``math.inf``).
         tuning: path of a table that ``ringcoll tune`` has written, or "off"; left out, the one in
             the user's cache folder for this device and number of ranks. Rank 0's holds.
 

@@ -76,7 +76,7 @@ def init(
             - ``register``: whether GPU ranks map memory of each other that large calls use again;
               None: they do.
             - ``kernel_wait``: seconds that a first call on GPUs waits for its own kernel before a
-              generic one carries it; None: 0.2.
+              generic one carries it; None: 0.25.
             - ``tuning``: path of a table of ``ringcoll tune``, or "off"; None: the one in the
               user's cache folder for this device and number of ranks.
             - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.

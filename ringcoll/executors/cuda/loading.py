@@ -44,9 +44,10 @@ _CORES = 4
 """For each process of the host: with fewer, kernels of other sizes than a call's would slow down
 the one that it waits for."""
 
-KERNEL_WAIT = 0.2
+KERNEL_WAIT = 0.25
 """Seconds that a first call waits for its own kernel, unless ``init`` says otherwise. NVRTC takes
-0.2 s for a kernel of LL or LL128, and 0.5 to 0.9 s for one of Simple."""
+0.2 s for a kernel of LL or LL128, while others are compiled too, and 0.5 to 0.9 s for one of
+Simple."""
 
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
 
