@@ -35,7 +35,8 @@ class Config:
         protocol: "LL", "LL128" or "Simple".
         engine: what moves data: "sm" or "copy" on GPUs, "host" on CPUs. "copy" lets copy engines
             make a plan's copies, between all ranks' symmetric arrays at the same place or staged;
-            at both ends of a message of 32 MiB and more it lets one send that.
+            at both ends of a message of 32 MiB and more between the two ranks of a communicator it
+            lets one send that.
         channels: how many rings or trees work in parallel.
         slices: into how many slices a chunk is cut for pipelining.
         max_sms: how many thread blocks of a GPU a rank's call may occupy, the same on all ranks;

@@ -29,6 +29,7 @@ from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
 from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs, shapes_of
 from ringcoll.executors.cuda.trace import Recorder
@@ -265,7 +266,8 @@ class CudaState(RankState):
         """
         most = None if most is None else min(most, self.cuda.machine.blocks)
         thresholds = {"copy": COPIED_BYTES.value, None: MESSAGE_COPY_BYTES.value}
-        least = ANY_BYTES if self.cuda.copy_scratch is None else thresholds.get(engine, ANY_BYTES)
+        can = self.cuda.copy_scratch is not None and self.fabric.nranks == COPIED_RANKS
+        least = thresholds.get(engine, ANY_BYTES) if can else ANY_BYTES
         copied = least if any(call.nbytes >= least for call in calls) else 0
         key = shapes_of(calls)
         return PairCalls(self.sending, calls, stream, timeout, owned, most, copied, key=key)

@@ -229,5 +229,11 @@ def test_which_messages_are_for_copy_engines(monkeypatch, engine):
     monkeypatch.setattr(gpu, "MESSAGE_COPY_BYTES", Measured(1 << 20, ASSUMED, "a test"))
     assert made(2 << 20) == (1 << 20 if engine is None else 0)
     state.cuda.copy_scratch = None
+    three = ringcoll.init_all([0, 1, 1], device="cuda")
+    state = three[0]._state
+    state.cuda.copy_scratch = types.SimpleNamespace(close=lambda: None)
+    assert made(1 << 40) == 0, "a third rank may still read what a collective has left there"
+    state.cuda.copy_scratch = None
+    close(three)
     close(comms)
     gpus.close()

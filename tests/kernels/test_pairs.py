@@ -99,6 +99,17 @@ def test_a_direct_message_leaves_the_staging_memory_alone():
         assert np.array_equal(world.memory[zones:last], before[zones:last])
 
 
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_more_ranks_leave_the_memory_of_copy_engines_alone(nranks):
+    """A third rank may still be copying from there what the receiver's last collective left."""
+    world = World(nranks, copied=96 << 10)
+    first = world.workspace.nbytes + world.workspace.copies
+    before = world.memory[first:][: world.workspace.copied].copy()
+    alone(world, Traffic([(0, 1, 30_011), (1, 0, 30_011)]))
+    after = world.memory[first:][: world.workspace.copied]
+    assert np.array_equal(before, after) == (nranks > 2)
+
+
 def test_a_row_of_the_table_that_is_written_late():
     """The sender's launch was waiting while its rank made the symmetric memory."""
     world = World(2)

@@ -9,6 +9,9 @@ for it. See :mod:`.copies` and :mod:`.copy_scratch`.
 A copy waits for the receiver's kernel alone, which blocks no hardware queue once it runs and which
 its rank enqueues ahead of its own lane. With several lanes a copy that waits for one receiver could
 hold up another's in a queue that both share: a launch has one lane, kernels send the rest.
+
+Only for two ranks (:data:`RANKS`): of more, one may still be copying what a collective has left in
+the receiver's SCRATCH when the next message comes there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from ringcoll.executors.cuda.point_to_point import (
 )
 from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda.workspace import Workspace
+
+RANKS = 2
+"""Ranks whose messages take copy engines."""
 
 _WORDS = 16
 

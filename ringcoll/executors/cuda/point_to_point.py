@@ -5,10 +5,11 @@ alone, which both ends know. See ``kernels/point_to_point.cuh``.
 
 A message that fits a half of its zone is *small*: it is sent before its receive begins. The sender
 of a large one waits for the receiver's hello, which says where the receive buffer is mapped, and
-then writes there directly. A buffer that the sender has not mapped is staged through the memory
-that calls of copy engines use: these begin only when all ranks have entered them, so none runs
-while a receive does. It holds :data:`LARGE_WINDOW` slices: a slice and its credit take about 14 us
-there and back on H200, so the two slices of a zone, 1.8 MB of 2 ranks, carried 135 GB/s. Neither
+then writes there directly. A buffer that the sender has not mapped is staged: of two ranks through
+the memory that calls of copy engines use, which begin only when both have entered them, so that
+none runs while a receive does; of more ranks through the zone. That memory holds
+:data:`LARGE_WINDOW` slices: a slice and its credit take about 14 us there and back on H200, so the
+two slices of a zone, 1.8 MB of 2 ranks, carried 135 GB/s. Neither
 form of a large message has been timed on several GPUs: a direct one moves its bytes once instead of
 three times and waits for no credits, a staged one has three times as much under way.
 """
@@ -130,7 +131,7 @@ def form_of(message: Message, workspace: Workspace, *, direct: bool = False) -> 
         window, most = SCRATCH_WINDOW, min(most, BESIDE_BLOCKS.value)
         slot = scratch_share(workspace.nranks) // window // _PIECE * _PIECE
         slices = -(-nbytes // slot)
-    elif large:
+    elif large and workspace.staged_bytes:
         window = LARGE_WINDOW
         slices = -(-nbytes // (workspace.staged_bytes // window // _PIECE * _PIECE))
     else:
@@ -270,13 +271,13 @@ class _HalfWriter(Writer):
         ranks: tuple[int, ...] = (),
         form: Form | None = None,
     ) -> None:
-        self.ranks, self.large = ranks, form is not None and form.large
+        self.ranks, self.whole = ranks, False
         sender = ranks[_SENDER] if ranks else 0
         scratch: tuple[int | None, int] = workspace.zone(sender), workspace.zone_half
         if form is not None and form.scratch:
-            scratch = None, scratch_share(workspace.nranks)
-        elif self.large:
-            scratch = workspace.staged(sender), workspace.staged_bytes
+            scratch, self.whole = (None, scratch_share(workspace.nranks)), True
+        elif form is not None and form.large and workspace.staged_bytes:
+            scratch, self.whole = (workspace.staged(sender), workspace.staged_bytes), True
         carried = KernelPart(frozenset(range(len(program.blocks))), *scratch)
         super().__init__(program, layout, _BYTE, workspace, (own,), carried)
 
@@ -284,7 +285,7 @@ class _HalfWriter(Writer):
         """As any kernel's, but the kernel finds the peer's buffer in the receiver's hello."""
         first, meta = super().chunk(chunk, at)
         if chunk.buffer is Buffer.SCRATCH:
-            return first, meta | _WHOLE * self.large
+            return first, meta | _WHOLE * self.whole
         if chunk.rank != at.rank:
             return first, meta & ~(0x1FFF << 3)  # one peer: number 0
         return first, meta

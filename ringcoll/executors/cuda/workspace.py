@@ -98,8 +98,12 @@ class Workspace:
 
     @property
     def staged_bytes(self) -> int:
-        """The part of SCRATCH of copy engines for large messages of one peer that are staged."""
-        return self.copied // self.nranks // _PAGE * _PAGE
+        """The part of SCRATCH of copy engines for large messages of one rank that are staged.
+
+        0 for more than two ranks: a third may still be copying from there to its own memory what
+        the receiver's last call of copy engines has left.
+        """
+        return self.copied // 2 // _PAGE * _PAGE if self.nranks == 2 else 0
 
     def staged(self, sender: int) -> int:
         """Where large messages of ``sender`` are staged."""
