@@ -157,3 +157,17 @@ def test_threads_end_and_begin_anew():
     with pytest.raises(ZeroDivisionError):
         failed.result(20)
     compilers.rest()
+
+
+def test_what_a_call_waits_for_comes_before_all_else():
+    """In a thread more where all compile: nothing that runs is stopped for it."""
+    compilers, gate = Compilers(), threading.Event()
+    held = [compilers.submit(lambda: b"held" * gate.wait(20)) for _ in range(20)]
+    wanted = compilers.submit(lambda: b"wanted")
+    compilers.hurry(wanted)
+    assert wanted.result(20) == b"wanted"
+    assert not any(future.done() for future in held)
+    compilers.hurry(wanted)  # it is done
+    gate.set()
+    assert held[-1].result(20) == b"held"
+    compilers.rest()

@@ -35,8 +35,9 @@ class Recounts:
 
     words: array[int]
     launch: int  # the word that holds the call's number
-    counts: tuple[tuple[int, Place], ...]  # words with the elements of a row, and whose
-    user: tuple[tuple[int, int, Place, int], ...]  # word, address, chunk, word of its row's count
+    places: tuple[Place, ...]
+    counts: tuple[tuple[int, int], ...]  # words with the elements of a row, and whose place
+    user: tuple[tuple[int, int, int, int], ...]  # word, address, place, word of its row's count
     scratch: tuple[tuple[int, int, int], ...]  # word, address of chunk 0, number of the chunk
     fixed: AddressWords  # those that do not depend on it
     ll_layout: LLLayout
@@ -47,11 +48,12 @@ class Recounts:
     def parameter(self, layout: Layout) -> tuple[array[int], AddressWords] | None:
         """The words for a layout, and where addresses go; None: another kernel runs its count."""
         words, item, whole = self.words[:], self.ll_layout.dtype.itemsize, True
-        span, held = layout.span, [list(each) for each in self.fixed]
+        spans = [layout.span(*place) for place in self.places]
+        held = [list(each) for each in self.fixed]
         for word, place in self.counts:
-            words[word] = span(*place)[1]
+            words[word] = spans[place][1]
         for word, number, place, count in self.user:
-            offset = span(*place)[0] * item
+            offset = spans[place][0] * item
             held[number].append((word, offset))
             whole = whole and not (words[count] * item | self.given[number] + offset) & 7
         if whole != self.whole:
@@ -80,23 +82,27 @@ def recounts_of(
 ) -> Recounts:
     """Of the packed words of one rank; ``first``: of the protocol's region in a workspace."""
     word = begin = program_word(at)
-    counts: list[tuple[int, Place]] = []
-    user: list[tuple[int, int, Place, int]] = []
+    places: dict[Place, int] = {}
+    counts: list[tuple[int, int]] = []
+    user: list[tuple[int, int, int, int]] = []
     scratch: list[tuple[int, int, int]] = []
     for row in rows_of(program, at.rank):
         count, extent = word, row.labels.extent
         if extent:
-            counts.append((count, (extent.buffer, extent.rank, extent.index)))
+            place = extent.buffer, extent.rank, extent.index
+            counts.append((count, places.setdefault(place, len(places))))
         for word, chunk in enumerate((*row.srcs, *row.dsts), count + 1):
             if chunk.buffer is Buffer.SCRATCH:
                 scratch.append((word, at.workspaces[chunk.rank] + first, chunk.index))
             else:
                 place = chunk.buffer, chunk.rank, chunk.index
-                user.append((word, int(chunk.buffer is Buffer.OUTPUT), place, count))
+                number = places.setdefault(place, len(places))
+                user.append((word, int(chunk.buffer is Buffer.OUTPUT), number, count))
         word += 1 + (len(row.labels.owners) if scales and row.labels.reduces else 0)
     return Recounts(
         words[:],
         begin - 1,
+        tuple(places),
         tuple(counts),
         tuple(user),
         tuple(scratch),
