@@ -187,7 +187,8 @@ def run_together(items: list[Item]) -> None:
             state.usable()
             state.fabric.check()
         begun = len(items) > 1  # a refused call alone has no effect on other ranks
-        alone = _only_messages(items)
+        joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
+        alone = None if joint else _only_messages(items)
         if alone is not None:
             alone.issue(
                 [call for _, call, _ in items if isinstance(call, Call)],
@@ -197,8 +198,8 @@ def run_together(items: list[Item]) -> None:
                 later=False,
             )
             return
-        drive(_tasks(items), lambda ready: wait_for(states, ready, timeout))
-        joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
+        if len(joint) < len(items):
+            drive(_tasks(items), lambda ready: wait_for(states, ready, timeout))
         for first in {type(call): call for call in joint}.values():
             tasks = first.tasks([call for call in joint if type(call) is type(first)])
             drive(tasks, lambda ready: wait_for(states, ready, timeout))
