@@ -215,13 +215,16 @@ def greedy():
 def refused():
     """Rank 1's kernel has no memory although there seemed to be enough."""
     fabric = opened()
+    plain = os.posix_fallocate
     if fabric.rank == 1:
 
         def posix_fallocate(fd, start, length):
             raise OSError(12, "Cannot allocate memory")
 
         os.posix_fallocate = posix_fallocate
-    return error_of(fabric.share, 100, what="scratch")
+    error = error_of(fabric.share, 100, what="scratch")
+    os.posix_fallocate = plain
+    return error
 
 
 def tampered():
@@ -280,9 +283,11 @@ def unlike():
         own = {**identity.identity(), **({key: "other"} if odd else {})}
         said = [json.loads(part) for part in bootstrap.allgather(json.dumps(own).encode())]
         errors.append(error_of(identity.compare, said, "init"))
+    plain = version.__version__
     if odd:
         version.__version__ = "0.0.7"
     errors.append(error_of(open_fabric, bootstrap, timeout=LONG))
+    version.__version__ = plain
     return errors
 
 
@@ -462,7 +467,11 @@ def mpi_begin():
 
 
 # These leave the process as it was: one start of the ranks serves all of them.
-HARMLESS = (lengths, churn, share, different, greedy, registered, subsets, leftovers)
+HARMLESS = (
+    *(lengths, churn, share, different, greedy, registered, subsets, leftovers),
+    # After these too the ranks are healthy, and open a fabric again.
+    *(late, aborted, closed, ended, forgotten, refused, alone, unlike),
+)
 
 
 def harmless():

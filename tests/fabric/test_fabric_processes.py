@@ -22,8 +22,8 @@ def test_shared_memory_is_zeroed_aligned_and_common(harmless):
         assert kept
 
 
-def test_a_late_rank_is_named_and_learns_of_it(ranks):
-    results = ranks("late").results
+def test_a_late_rank_is_named_and_learns_of_it(harmless):
+    results = harmless["late"]
     assert all(result.startswith("DeadlineError") for result in results)
     assert all("all_reduce 7" in result for result in results)
     assert "for rank 1" in results[0]
@@ -52,23 +52,23 @@ def test_a_killed_rank_is_noticed_and_the_others_go_on(ranks):
     assert named() <= before
 
 
-def test_an_abort_reaches_all_with_the_first_reason(ranks):
-    results = ranks("aborted").results
+def test_an_abort_reaches_all_with_the_first_reason(harmless):
+    results = harmless["aborted"]
     assert results[0][0] == "AbortedError: this rank aborted: the input is not sorted"
     for first, second, after in results[1:]:
         assert first == second == "AbortedError: rank 0 aborted: the input is not sorted"
         assert after == "no error"
 
 
-def test_a_wait_for_a_closed_rank_raises(ranks):
-    results = ranks("closed").results
+def test_a_wait_for_a_closed_rank_raises(harmless):
+    results = harmless["closed"]
     assert results[0] == "RankLostError: rank 2 closed its communicator"
     assert results[1] == "RankLostError: rank 2 closed its communicator"
     assert results[2].startswith("ClosedError: rank 2 has closed")
 
 
-def test_all_others_may_close_first(ranks):
-    check, lost, wait = ranks("ended").results[0]
+def test_all_others_may_close_first(harmless):
+    check, lost, wait = harmless["ended"][0]
     assert check == "no error"
     assert lost == [1, 2]
     assert wait == "RankLostError: rank 1 closed its communicator"
@@ -78,8 +78,8 @@ def test_a_process_does_not_reach_a_peers_own_memory(harmless):
     assert harmless["registered"] == [[False, None]] * 3
 
 
-def test_a_collected_fabric_is_no_longer_waited_for(ranks):
-    results = ranks("forgotten").results
+def test_a_collected_fabric_is_no_longer_waited_for(harmless):
+    results = harmless["forgotten"]
     expected = "RankLostError: rank 2 left without closing its communicator"
     assert results[0] == results[1] == expected
 
@@ -111,8 +111,8 @@ def test_too_much_memory_is_refused_on_every_rank(harmless):
         assert parts == 3
 
 
-def test_memory_that_one_kernel_refuses_is_an_error_on_every_rank(ranks):
-    results = ranks("refused").results
+def test_memory_that_one_kernel_refuses_is_an_error_on_every_rank(harmless):
+    results = harmless["refused"]
     assert results[1].startswith("OutOfMemory: scratch needs")
     assert "Cannot allocate memory" in results[1]
     assert results[0].startswith("OutOfMemory: rank 1 failed: scratch needs")
@@ -133,8 +133,8 @@ def test_descriptors_are_passed_where_the_kernel_denies_proc(ranks):
     assert ranks("undumpable").results == [[3], [3, False], [3, False]]
 
 
-def test_ranks_that_do_not_fit_together_show_both_sides(ranks):
-    for version, boot, pidns, uid, opened in ranks("unlike").results:
+def test_ranks_that_do_not_fit_together_show_both_sides(harmless):
+    for version, boot, pidns, uid, opened in harmless["unlike"]:
         assert version.startswith("MismatchError")
         assert opened.startswith("MismatchError")
         assert "rank 1 runs ringcoll 0.0.7" in opened
@@ -149,8 +149,8 @@ def test_overlapping_subsets_meet_and_leave_nothing_open(harmless):
     assert counts == [4 * 6, 4 * 7, 4 * 5]
 
 
-def test_a_member_that_never_comes_is_named(ranks):
-    error = ranks("alone").results[0]
+def test_a_member_that_never_comes_is_named(harmless):
+    error = harmless["alone"][0]
     assert error.startswith("DeadlineError: split: rank 0 waited for rank 1")
 
 
