@@ -7,15 +7,36 @@ import re
 
 import pytest
 
+from tests.processes.conftest import Outcome
+
 pytestmark = pytest.mark.slow
+
+MODEL = ("in_any_order", "random_programs")
+HEALTHY = {2: (*MODEL, "unlike_labels"), 3: (*MODEL, "too_long")}
+"""Scenarios after which so many ranks are still healthy: one start runs them all."""
+
+KEPT = pytest.StashKey[dict[int, Outcome]]()
+
+
+@pytest.fixture
+def healthy(request, ranks):
+    """What so many ranks saw of all their scenarios."""
+    kept = request.node.getparent(pytest.Module).stash.setdefault(KEPT, {})
+
+    def seen(nranks: int) -> Outcome:
+        if nranks not in kept:
+            kept[nranks] = ranks("messages", nranks, ",".join(HEALTHY[nranks]))
+        return kept[nranks]
+
+    return seen
 
 
 @pytest.mark.parametrize("nranks", [2, 3])
-def test_every_message_arrives_where_the_model_says(ranks, nranks):
-    outcome = ranks("messages", nranks, "in_any_order,random_programs")
+def test_every_message_arrives_where_the_model_says(healthy, nranks):
+    outcome = healthy(nranks)
     assert outcome.errors == ""
     assert outcome.statuses == [0] * nranks
-    for scenario in ("in_any_order", "random_programs"):
+    for scenario in MODEL:
         seen = outcome.of(scenario)
         assert seen.word("failures") == {rank: [] for rank in range(nranks)}
         assert min(seen.word("count").values()) >= 9
@@ -33,8 +54,8 @@ def test_a_death_reaches_all_messages_under_way(ranks):
         assert verdict["after"] == [True, True]
 
 
-def test_a_message_that_does_not_fit_is_told_to_all(ranks):
-    outcome = ranks("messages", 3, "too_long")
+def test_a_message_that_does_not_fit_is_told_to_all(healthy):
+    outcome = healthy(3).of("too_long")
     assert outcome.statuses == [0, 0, 0]
     for verdict in outcome.verdicts.values():
         for count, error in zip((11, 200_000), verdict["errors"], strict=True):
@@ -44,8 +65,8 @@ def test_a_message_that_does_not_fit_is_told_to_all(ranks):
             assert re.search(rf"send on rank 1.*: count={count} dtype=float32", error)
 
 
-def test_labels_that_differ_are_told_to_both_ends(ranks):
-    outcome = ranks("messages", 2, "unlike_labels")
+def test_labels_that_differ_are_told_to_both_ends(healthy):
+    outcome = healthy(2).of("unlike_labels")
     assert outcome.statuses == [0, 0]
     for verdict in outcome.verdicts.values():
         assert verdict["outs"] == [[0.0, 0.0], [0.0, 0.0]]

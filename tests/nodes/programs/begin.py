@@ -1,4 +1,4 @@
-"""Beginning on several nodes, one scenario a run: ``python begin.py SCENARIO WORD``."""
+"""Beginning on several nodes: ``python begin.py SCENARIO,... WORD``."""
 
 import gc
 import os
@@ -14,11 +14,8 @@ import numpy as np
 
 import ringcoll
 from ringcoll.communicator import rank
+from tests.processes.programs.setting import own_rank, perform
 from tests.processes.programs.verdict import error_of, say
-
-
-def own_rank() -> int:
-    return int(os.environ["PMI_RANK"])
 
 
 def part(comm, color, key=0) -> ringcoll.Communicator:
@@ -262,4 +259,4 @@ def explained() -> dict:
 
 
 if __name__ == "__main__":
-    say(own_rank(), **globals()[sys.argv[1]]())
+    perform(globals())
