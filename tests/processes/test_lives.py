@@ -5,11 +5,32 @@ The programs are in ``programs/lives.py``.
 
 import pytest
 
+from tests.processes.conftest import Outcome
+
 pytestmark = pytest.mark.slow
 
+HEALTHY = {2: ("leaks", "close_lets_go", "handled"), 3: ("asynchronous", "views_outlive")}
+"""Scenarios after which so many ranks are still healthy: one start runs them all."""
 
-def test_errors_of_asynchronous_calls_are_not_lost(ranks):
-    outcome = ranks("lives", 3, "asynchronous")
+KEPT = pytest.StashKey[dict[int, Outcome]]()
+
+
+@pytest.fixture
+def healthy(request, ranks):
+    """What the ranks saw of a scenario, by its name."""
+    kept = request.node.getparent(pytest.Module).stash.setdefault(KEPT, {})
+
+    def seen(scenario: str) -> Outcome:
+        nranks = next(nranks for nranks, those in HEALTHY.items() if scenario in those)
+        if nranks not in kept:
+            kept[nranks] = ranks("lives", nranks, ",".join(HEALTHY[nranks]))
+        return kept[nranks].of(scenario)
+
+    return seen
+
+
+def test_errors_of_asynchronous_calls_are_not_lost(healthy):
+    outcome = healthy("asynchronous")
     assert outcome.statuses == [0, 0, 0]
     for verdict in outcome.verdicts.values():
         assert verdict["exceptions"] == ["NoneType", "MismatchError", "ClosedError"]
@@ -33,8 +54,8 @@ def test_a_fork_may_not_use_a_busy_communicator_and_the_rank_goes_on(ranks):
     assert all(error.startswith("ClosedError: rank 0: this process was forked") for error in said)
 
 
-def test_signals_in_waits_for_asynchronous_calls_end_no_call(ranks):
-    outcome = ranks("lives", 2, "handled")
+def test_signals_in_waits_for_asynchronous_calls_end_no_call(healthy):
+    outcome = healthy("handled")
     assert outcome.statuses == [0, 0]
     own, other = outcome.verdicts[0], outcome.verdicts[1]
     assert own["stopped"] == "of the handler"
@@ -45,8 +66,8 @@ def test_signals_in_waits_for_asynchronous_calls_end_no_call(ranks):
         assert (seen["dropped"], seen["of the dropped"]) == ("no error", 2)
 
 
-def test_close_lets_go_of_all_memory(ranks):
-    outcome = ranks("lives", 2, "close_lets_go")
+def test_close_lets_go_of_all_memory(healthy):
+    outcome = healthy("close_lets_go")
     assert outcome.statuses == [0, 0]
     for verdict in outcome.verdicts.values():
         assert verdict["rooted"] == ["no error", 0]
@@ -55,8 +76,8 @@ def test_close_lets_go_of_all_memory(ranks):
             assert verdict[name][1] == 0
 
 
-def test_many_communicators_leave_nothing_open(ranks):
-    outcome = ranks("lives", 2, "leaks")
+def test_many_communicators_leave_nothing_open(healthy):
+    outcome = healthy("leaks")
     assert outcome.statuses == [0, 0]
     for verdict in outcome.verdicts.values():
         descriptors, threads, maps = zip(*verdict["counts"], strict=True)
@@ -66,8 +87,8 @@ def test_many_communicators_leave_nothing_open(ranks):
         assert max(maps) < 40
 
 
-def test_arrays_outlive_communicators(ranks):
-    outcome = ranks("lives", 3, "views_outlive")
+def test_arrays_outlive_communicators(healthy):
+    outcome = healthy("views_outlive")
     assert outcome.statuses == [0, 0, 0]
     for verdict in outcome.verdicts.values():
         assert verdict["right"]
