@@ -27,15 +27,6 @@ _own: dict[tuple[int, ...], Any] = {}
 
 def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     """A private MPI communicator with these ranks, and its number of each; collective."""
-    world = "MPI on several nodes"  # which makes a communicator for each set of processes
-    enter(world)
-    try:
-        return _joined(bootstrap, timeout)
-    finally:
-        leave(world)
-
-
-def _joined(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     deadline = time.monotonic() + timeout
     unsettled(timeout)
     check = getattr(bootstrap, "check", lambda: None)
@@ -88,8 +79,7 @@ def _size() -> int:
 def _communicator(world: tuple[int, ...], deadline: float, check: Callable[[], None]) -> None:
     """Make one, whichever of this process's threads have come for it."""
     mpi = load_mpi()
-    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-        enter("MPI on several nodes")
+    several = "MPI on several nodes"
     everybody = mpi.COMM_WORLD
     # Threads make communicators of several sets of processes at the same time (torch's messages
     # do, one thread for each peer): MPI tells them apart by their tags.
@@ -100,4 +90,9 @@ def _communicator(world: tuple[int, ...], deadline: float, check: Callable[[], N
         if world not in _own:
             _own[world] = everybody.Create_group(everybody.Get_group().Incl(list(world)), tag)
 
-    within(deadline, f"MPI_Comm_create_group of {list(world)}", make, check)
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        enter(several)
+    try:
+        within(deadline, f"MPI_Comm_create_group of {list(world)}", make, check)
+    finally:
+        leave(several)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -243,7 +244,17 @@ def test_ranks_of_several_mpi_worlds_are_refused(monkeypatch):
         mpi_world.in_mpi_world(Said([0, 1, "", []]), 1)
     with pytest.raises(MachineError, match="not processes of one MPI world"):
         mpi_world.in_mpi_world(Said([1, 2, "", []]), 1)
-    assert not overlap._beginning  # another thread may begin now
+
+
+def test_a_thread_that_has_made_a_communicator_of_mpi_keeps_no_other_from_it(monkeypatch):
+    group = SimpleNamespace(Incl=tuple)
+    everybody = SimpleNamespace(Get_group=lambda: group, Create_group=lambda members, _: members)
+    mpi = SimpleNamespace(Query_thread=lambda: 2, THREAD_MULTIPLE=3, COMM_WORLD=everybody)
+    monkeypatch.setattr(mpi_world, "load_mpi", lambda: mpi)
+    monkeypatch.setattr(mpi_world, "_own", {})
+    mpi_world._communicator((4, 7), math.inf, lambda: None)
+    assert mpi_world._own == {(4, 7): (4, 7)}
+    assert not overlap._beginning
 
 
 def test_a_rank_that_ends_after_others_does_not_call_them_dead(monkeypatch):
