@@ -85,8 +85,9 @@ class CpuEngine(Engine):
         state = self._state
         if how.get("async_op"):  # equal options have been checked
             return self._later(*found, (sendbuf, recvbuf))
-        progress = state.progress
-        if state._worker is not None or progress is None or progress._failed is not None:
+        progress, worker = state.progress, state._worker
+        idle = worker is None or (worker._last.ended and not worker._failed)
+        if not idle or progress is None or progress._failed is not None:
             state.yield_to_worker()
         with state.lock:
             try:
@@ -183,8 +184,9 @@ class CpuEngine(Engine):
         calls, timeout, state = kept.on(sendbuf, recvbuf), kept.timeout, self._state
         if kept.later:
             return self._issue(calls, later=True, alive=alive, timeout=timeout, name=name)
-        progress = state.progress
-        if state._worker is not None or progress is None or progress._failed is not None:
+        progress, worker = state.progress, state._worker
+        idle = worker is None or (worker._last.ended and not worker._failed)
+        if not idle or progress is None or progress._failed is not None:
             state.yield_to_worker()
         with state.lock:
             try:

@@ -110,6 +110,10 @@ class CpuCall:
         count = given[4] if given is not None and len(given) > 4 else self.call.count
         return self.shown.replace(ANY_COUNT, f"count={count}", 1)
 
+    def has_come(self, count: int) -> bool:
+        """Whether a count has rows, or has had some."""
+        return count in self.taken or (0, count) in self.bound or (1, count) in self.bound
+
     def take(self, half: int) -> BoundRows | None:
         """Patch rows of another count for that of the call, which has not come or come rarely.
 
