@@ -3,17 +3,26 @@
 Freeing memory that a peer still has mapped is undefined, and a peer may close its communicator
 later than this rank does. So memory is quarantined, and freed when more is allocated or
 quarantined: at points where a synchronisation of the device, which freeing implies, does no harm.
+
+Finalizers free nothing either. Python collects garbage on whichever thread allocates: on one that
+carries messages between hosts, a call of CUDA waits for another thread's copy from the device,
+which waits for those messages. So a finalizer drops its function here (:func:`drop`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 _log = logging.getLogger("ringcoll")
 _lock = threading.Lock()
 _waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+_dropped: deque[tuple[int, Callable[[], None]]] = deque()
 
 
 def add(unreachable: Callable[[], bool], free: Callable[[], None]) -> None:
@@ -23,8 +32,30 @@ def add(unreachable: Callable[[], bool], free: Callable[[], None]) -> None:
     sweep()
 
 
+def drop(pid: int, destroy: Callable[..., None], *args: Any) -> None:
+    """Call ``destroy`` once CUDA is called for something else, in the process with this ``pid``.
+
+    A forked child has no CUDA: to call it there fails or hangs. Takes no lock, as garbage is
+    collected while this thread holds any.
+    """
+    if os.getpid() == pid:
+        _dropped.append((pid, partial(destroy, *args)))
+
+
+def free_dropped() -> None:
+    """Call what finalizers have dropped."""
+    while _dropped:
+        try:
+            pid, destroy = _dropped.popleft()
+        except IndexError:  # another thread was faster
+            return
+        if os.getpid() == pid:
+            _call(destroy)
+
+
 def sweep() -> None:
     """Free what nobody can reach any more."""
+    free_dropped()
     with _lock:
         ready = [entry for entry in _waiting if entry[0]()]
         _waiting[:] = [entry for entry in _waiting if entry not in ready]
@@ -36,7 +67,7 @@ def _call(free: Callable[[], None]) -> None:
     try:
         free()
     except RuntimeError as error:  # of a device that has failed: its next user gets it too
-        _log.warning("cannot free quarantined memory of a GPU: %s", error)
+        _log.warning("cannot free what ringcoll holds of a GPU: %s", error)
 
 
 def waiting() -> int:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ringcoll.cuda.device import on, runtime
 from ringcoll.cuda.driver import call
+from ringcoll.cuda.quarantine import drop, free_dropped
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -129,10 +130,12 @@ class Event:
 
     def __init__(self, ordinal: int, stream: int) -> None:
         self._ordinal = ordinal
+        free_dropped()
         with on(ordinal) as cuda:
             self._event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
             cuda.eventRecord(self._event, stream)
-        weakref.finalize(self, _destroy, os.getpid(), ordinal, self._event).atexit = False
+        end = weakref.finalize(self, drop, os.getpid(), _destroy, ordinal, [self._event])
+        end.atexit = False
 
     def done(self) -> bool:
         """Whether the stream has come so far."""
@@ -150,10 +153,10 @@ class Event:
             cuda.streamWaitEvent(stream, self._event, 0)
 
 
-def _destroy(pid: int, ordinal: int, event: int) -> None:
-    if os.getpid() == pid:  # a forked child has no CUDA: to call it there fails or hangs
-        with suppress(RuntimeError), on(ordinal) as cuda:  # a device that fails
-            cuda.eventDestroy(event)
+def _destroy(ordinal: int, events: list[int]) -> None:
+    with suppress(RuntimeError), on(ordinal) as cuda:  # a device that fails
+        while events:
+            cuda.eventDestroy(events.pop())
 
 
 class EventPool:
@@ -162,12 +165,14 @@ class EventPool:
     def __init__(self, ordinal: int) -> None:
         self.ordinal, self.cuda = ordinal, runtime()
         self.unused: list[int] = []
-        self._end = weakref.finalize(self, _destroy_all, os.getpid(), ordinal, self.unused)
+        free_dropped()
+        self._end = weakref.finalize(self, drop, os.getpid(), _destroy, ordinal, self.unused)
         self._end.atexit = False
 
     def close(self) -> None:
         """Destroy the events that are not in use; idempotent."""
         self._end()
+        free_dropped()
 
     def record(self, stream: int) -> ReusedEvent:
         """An event at the present end of a stream."""
@@ -210,11 +215,6 @@ class ReusedEvent:
         else:
             with on(pool.ordinal) as cuda:
                 cuda.streamWaitEvent(stream, self._event, 0)
-
-
-def _destroy_all(pid: int, ordinal: int, events: list[int]) -> None:
-    while events:
-        _destroy(pid, ordinal, events.pop())
 
 
 def capture_of(stream: int) -> int:

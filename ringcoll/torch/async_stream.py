@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ringcoll.cuda.device import on, runtime
+from ringcoll.cuda.quarantine import drop, free_dropped
 
 __all__ = ["AsyncStream", "StreamEvent"]
 
@@ -49,11 +50,11 @@ class AsyncStream:
             cuda.streamWaitEvent,
             cuda.eventQuery,
         )
+        free_dropped()
         self._unused: list[int] = []
         self._order_event = self._event()
-        end = weakref.finalize(
-            self, _destroy, os.getpid(), where.index, self._order_event, self._unused
-        )
+        made = self._order_event, self._unused
+        end = weakref.finalize(self, drop, os.getpid(), _destroy, where.index, *made)
         end.atexit = False
 
     def _event(self) -> int:
@@ -114,10 +115,8 @@ class AsyncStream:
         return future
 
 
-def _destroy(pid: int, ordinal: int, order_event: int, unused: list[int]) -> None:
+def _destroy(ordinal: int, order_event: int, unused: list[int]) -> None:
     """Destroy the free events; a StreamEvent that outlives its stream keeps its own."""
-    if os.getpid() != pid:  # a forked child has no CUDA: to call it there fails or hangs
-        return
     with on(ordinal) as cuda:
         for event in (order_event, *unused):
             cuda.eventDestroy(event)

@@ -10,7 +10,9 @@ from itertools import count
 
 import pytest
 
+from ringcoll.cuda import quarantine
 from ringcoll.cuda import streams as module
+from ringcoll.cuda.quarantine import free_dropped
 from ringcoll.cuda.streams import Event, EventPool
 
 
@@ -39,6 +41,7 @@ class Runtime:
 @pytest.fixture
 def runtime(monkeypatch):
     made = Runtime()
+    quarantine._dropped.clear()
 
     @contextmanager
     def on(ordinal):
@@ -65,19 +68,35 @@ def test_an_event_that_nobody_has_is_used_again_on_its_device(runtime):
     ]
     del first, other
     gc.collect()
+    free_dropped()
     assert runtime.destroyed == [1003]
     del kept
     gc.collect()
+    free_dropped()
     assert sorted(runtime.destroyed) == [1001, 1002, 1003]
 
 
 def test_an_event_that_nobody_has_is_destroyed(runtime):
     Event(0, 7)
+    free_dropped()
     assert runtime.destroyed == [1001]
+
+
+def test_garbage_calls_cuda_where_the_next_event_is_made(runtime):
+    # The thread that collects it may be one that no call of CUDA may hold up.
+    pool = EventPool(0)
+    pool.record(8)
+    Event(0, 7)
+    del pool
+    gc.collect()
+    assert runtime.destroyed == []
+    Event(0, 9)
+    assert sorted(runtime.destroyed) == [1001, 1002]
 
 
 def test_a_forked_child_destroys_none(runtime, monkeypatch):
     event = Event(0, 7)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     del event
+    free_dropped()
     assert runtime.destroyed == []

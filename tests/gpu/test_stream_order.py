@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ringcoll.cuda import quarantine
 from ringcoll.errors import LaunchRefused, MachineError
 from tests.gpu.streams import (
     INVALID_HANDLE,
@@ -201,10 +202,12 @@ def test_calls_that_were_waited_for_are_hidden_by_no_capture(stream_order, runti
 
 def test_captures_without_end_are_forgotten(stream_order, runtime, monkeypatch):
     destroyed: list[object] = []
+    quarantine.free_dropped()
     monkeypatch.setattr(runtime, "eventDestroy", destroyed.append)
     for number in range(1, 101):
         runtime.capture(7, number=number)
         enqueue(stream_order, 7)
+    quarantine.free_dropped()
     assert len(destroyed) == 36
     stream_order.switch_to(7)
     assert runtime.done == [(7, "after", 7)]

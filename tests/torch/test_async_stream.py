@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from ringcoll.cuda import quarantine
 from ringcoll.torch import async_stream as module
 
 
@@ -48,6 +49,7 @@ class Runtime:
 @pytest.fixture
 def cuda(monkeypatch):
     made = Runtime()
+    quarantine._dropped.clear()
     stream = SimpleNamespace(cuda_stream=7, stream_id=3, device_index=1, device_type=1)
     monkeypatch.setattr(module, "runtime", lambda: made)
     monkeypatch.setattr(module, "on", lambda ordinal: contextlib.nullcontext(made))
@@ -86,6 +88,8 @@ def test_its_events_end_with_it(cuda):
     kept = side.record_event()
     del side
     gc.collect()
+    assert not [line for line in cuda.noted if line[0] == "destroy"]
+    quarantine.free_dropped()
     assert ("destroy", 100) in cuda.noted
     assert ("destroy", kept.event) not in cuda.noted
 
@@ -96,6 +100,7 @@ def test_a_forked_child_destroys_none(cuda, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     del side
     gc.collect()
+    quarantine.free_dropped()
     assert not [line for line in cuda.noted if line[0] == "destroy"]
 
 

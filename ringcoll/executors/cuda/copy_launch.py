@@ -7,6 +7,7 @@ but for those that peers access, whose addresses are fixed.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on, on_own_stream, runtime
+from ringcoll.cuda.quarantine import drop, free_dropped
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
 from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate, gate_body
@@ -51,7 +53,9 @@ class StreamPool:
         self._ordinal = ordinal
         self._made: list[PooledStream] = []
         self._events: list[int] = []
-        self._end = weakref.finalize(self, _destroy, ordinal, self._made, self._events)
+        free_dropped()
+        made = self._made, self._events
+        self._end = weakref.finalize(self, drop, os.getpid(), _destroy, ordinal, *made)
         self._end.atexit = False
 
     def warm(self, source: int, targets: Sequence[int]) -> None:
@@ -80,6 +84,7 @@ class StreamPool:
     def close(self) -> None:
         """Destroy them; idempotent."""
         self._end()
+        free_dropped()
 
 
 def _destroy(ordinal: int, made: Sequence[PooledStream], events: Sequence[int]) -> None:
