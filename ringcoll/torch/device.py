@@ -51,6 +51,7 @@ class Device:
         self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
+        self._finished = Finished(())
 
     # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
@@ -103,10 +104,11 @@ class Device:
         op: str | ReduceOp | None,
         root: int,
         kept: tuple[Any, Given] | None = None,
-    ) -> None:
+    ) -> Finished:
         """One collective in place on a dense tensor, on the current stream.
 
-        It returns no Work, as NCCL's group returns none: torch waits for none then.
+        All blocking calls share one Work, without outputs, since to make one takes as long as to
+        find the call. None in its place, as NCCL's group returns it, crashes callers in C++.
         """
         if kept is None and tensor.get_device() != self.ordinal:
             raise wrong_device(tensor, self._where)
@@ -118,6 +120,7 @@ class Device:
                 self._enqueue(kept or self._calls.find(name, tensor, None, op, root))
         except BaseException as error:
             raise_from(self._failed(error), error)
+        return self._finished
 
     def in_place_async(
         self,

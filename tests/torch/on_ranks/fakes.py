@@ -215,16 +215,18 @@ def a_kept_call_looks_at_every_tensor_anew(rank, n):
             dist.all_reduce(x, group=fake.group)
 
 
-def blocking_calls_return_no_work(rank, n):
-    """As those of NCCL's group: torch waits for none then."""
+def blocking_calls_share_a_work_that_callers_in_c_may_wait_for(rank, n):
+    """None in its place is a Work without an object to them, and crashes."""
     fake = Fake()
     with fake.device():
         x, options = torch.ones(1), dist.AllreduceOptions()
         options.asyncOp = False
-        assert fake.group.allreduce([x], options) is None
+        works = [fake.group.allreduce([x], options) for _ in range(2)]
+        assert works[0] is works[1] and works[0].wait() and works[0].result() == []
+        assert dist.ProcessGroup.allreduce(fake.group, [x], options).wait()
         assert dist.all_reduce(x, group=fake.group) is None
         assert fake.group.allreduce([x]).wait()
-    assert x.item() == n**3
+    assert x.item() == n**5
 
 
 def every_collective_finds_its_stream(rank, n):
