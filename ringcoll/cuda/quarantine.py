@@ -67,7 +67,7 @@ def _call(free: Callable[[], None]) -> None:
     try:
         free()
     except RuntimeError as error:  # of a device that has failed: its next user gets it too
-        _log.warning("cannot free what ringcoll holds of a GPU: %s", error)
+        _log.warning("cannot free quarantined memory of a GPU: %s", error)
 
 
 def waiting() -> int:
