@@ -19,9 +19,12 @@ SCENARIOS = Path(__file__).with_name("scenarios.py")
 # Notes the exit status of a rank. Itself it ignores the signal that Hydra sends to the rest when
 # one of its children dies: a handler in Python could be caught by it in the interpreter's end.
 WRAPPER = """
-import os, signal, subprocess, sys
+import os, signal, sys
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-status = subprocess.run(sys.argv[2:], close_fds=False).returncode
+child = os.fork()
+if child == 0:
+    os.execvp(sys.argv[2], sys.argv[2:])
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 name = os.path.join(sys.argv[1], "status." + rank)
 with open(name + ".new", "w") as file:
