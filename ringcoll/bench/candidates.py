@@ -116,7 +116,7 @@ class Candidates:
         launch, grid = candidate.choice.launch, candidate.choice.grid
         if launch.in_band or self.call.nbytes < _SLICED:
             return []
-        slices = {max(1, launch.slices // 4), max(1, launch.slices // 2), 2 * launch.slices}
+        slices = {max(1, launch.slices // part) for part in (8, 4, 2)} | {2 * launch.slices}
         options = [{**candidate.options, "slices": each} for each in sorted(slices)]
         if candidate.choice.engine == "sm":
             blocks = {max(1, grid.blocks // 2), 2 * grid.blocks}

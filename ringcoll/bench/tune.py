@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.bench import environment
 from ringcoll.bench.candidates import Candidate, Candidates
 from ringcoll.bench.cases import Case, Section
-from ringcoll.bench.compared import Checked, checked_of, seconds_of_blocks
+from ringcoll.bench.compared import Checked, checked_of, ranked_of, seconds_of_blocks
 from ringcoll.bench.devices import Device, device_of
 from ringcoll.bench.library import Buffers, Place, Ringcoll, allocate
 from ringcoll.bench.report import Report
@@ -31,6 +31,7 @@ from ringcoll.collectives import COLLECTIVES as COLLECTIVES_BY_NAME
 from ringcoll.communicator.tuning import machine_of, own_path
 from ringcoll.config import from_environment
 from ringcoll.dtypes import dtype_of
+from ringcoll.errors import ArgumentError
 from ringcoll.tuner.measured import AGREED_BYTES
 from ringcoll.tuner.table import Entry, Machine
 
@@ -48,14 +49,12 @@ _KEPT = (*((4.0, 16),) * 6, *((2.0, 10),) * 8, *((1.3, 6),) * 10, (1.15, 4))
 _FEWEST, _ROUNDS = 5, 400
 _CLIMBING = 0.5
 """The part of a case's time after which no more candidates come."""
-_FIRST, _CLIMBS, _TOP = 3, 3, 3
+_FIRST, _CLIMBS, _TOP = 4, 3, 3
 """First blocks of a candidate; how often those near the best so many are tried."""
 _COMPARED = 5
 """Candidates that are timed to the end where a table is checked."""
 _COPY_CALLS = 4
 """Calls by copy engines until all ranks have mapped their SCRATCH."""
-_USUAL = 0.98
-"""What runs without a table is replaced by what takes less than this part of its time."""
 _LISTED = 6
 _LOADING = 5.0  # seconds that a call's own kernel may take to compile
 
@@ -114,6 +113,8 @@ class _Tuner(Session):
 
     def run(self) -> Tuned:
         """Measure every case in its share of the time that is left."""
+        if self.comm.nranks < 2:
+            raise ArgumentError("one rank has nothing to choose; pass --ranks")
         cases = list(self._cases())
         if self.comm.rank:
             return self._measure_all(cases, lambda _case: None)
@@ -186,8 +187,8 @@ class _Tuner(Session):
             return bool(agree(self.control, time.monotonic() - started > part * share))
 
         everyone = self._admit(case, place, self._contest(candidates.first()))
-        for _ in range(_CLIMBS):
-            if late(_CLIMBING):
+        for climb in range(_CLIMBS):
+            if climb and late(_CLIMBING):
                 break
             best = sorted(everyone, key=seconds_of_blocks)[:_TOP]
             near = [near for each in best for near in candidates.near(each)]
@@ -204,13 +205,10 @@ class _Tuner(Session):
             kept = [each for each in left[:most] if seconds_of_blocks(each) <= limit]
             if self._sweep.table is not None:
                 kept = left[: max(len(kept), _COMPARED)]
-                kept += [each for each in twins if each not in kept]
-            left = kept
+            left = kept + [each for each in twins if each not in kept]
             for candidate in left:
                 self._block(candidate)
-        return sorted(
-            left, key=lambda each: seconds_of_blocks(each) * (_USUAL if each.usual else 1)
-        )
+        return ranked_of(left)
 
     def _admit(self, case: Case, place: Place, more: Sequence[Candidate]) -> list[Candidate]:
         """Those whose results are right, with their first blocks."""

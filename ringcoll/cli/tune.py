@@ -201,6 +201,7 @@ def _compare(found: Tuned, args: argparse.Namespace) -> None:
             "machine": asdict(found.machine),
             **about(_command(args)),
             "table": json.loads(Path(args.check).read_text(encoding="utf-8")),
+            "load": round(os.getloadavg()[0], 1),
             "summary": figures,
             "rows": [asdict(row) for row in sorted(found.checked, key=_place)],
         }

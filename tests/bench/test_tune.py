@@ -14,7 +14,7 @@ import ringcoll
 from ringcoll.bench import candidates as listed
 from ringcoll.bench.candidates import Candidate, Candidates
 from ringcoll.bench.cases import Section
-from ringcoll.bench.compared import Checked, checked_of, seconds_of_blocks, summary
+from ringcoll.bench.compared import Checked, checked_of, ranked_of, seconds_of_blocks, summary
 from ringcoll.bench.tune import COLLECTIVES, Sweep, about, tune
 from ringcoll.bench.worlds import World
 from ringcoll.cli import main
@@ -72,16 +72,17 @@ def test_a_wrong_result_is_counted_and_never_chosen(monkeypatch):
     assert {timed.algorithm for timed in found.entries[0].timed} == {"tree"}
 
 
-def test_a_table_is_compared_with_what_it_has_not_seen(tmp_path):
-    first, _ = tuned(Sweep(("all_reduce",), (1 << 16,), 0.5))
+def test_a_table_is_compared_with_what_it_has_not_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr("ringcoll.bench.tune._ROUNDS", 2)
+    first, _ = tuned(Sweep(("all_reduce",), (1 << 16,), 500.0))
     path = tmp_path / "t.json"
     path.write_text(as_json(first.machine, about("c"), first.entries))
     path.chmod(0o600)
-    found, _ = tuned(Sweep(("all_reduce",), (3 << 14,), 1.0, str(path)))
+    found, _ = tuned(Sweep(("all_reduce",), (3 << 14,), 500.0, str(path)))
     best = {entry.mapped: str(entry.timed[0]).partition(":")[0] for entry in first.entries}
     assert {row.mapped: row.runs for row in found.checked} == best
     for row in found.checked:
-        assert row.least <= row.ratio * 1.001 and row.ratio > 0 and row.noise > 0
+        assert min(row.least, row.ratio, row.noise) > 0
     assert not found.entries
 
 
@@ -119,8 +120,8 @@ def blocks(*seconds: float, usual: bool = False, key: str = "") -> Any:
     return SimpleNamespace(blocks=[*seconds], usual=usual, key=key, timed=timed)
 
 
-def test_the_time_of_a_candidate_is_that_of_its_lower_half():
-    assert seconds_of_blocks(blocks(1.0, 9.0, 3.0, 50.0)) == 2.0
+def test_the_time_of_a_candidate_is_that_of_its_lowest_quarter():
+    assert seconds_of_blocks(blocks(1.0, 9.0, 3.0, 50.0, 60.0)) == 2.0
     assert seconds_of_blocks(blocks(5.0)) == 5.0
 
 
@@ -134,6 +135,16 @@ def test_a_ratio_has_a_lower_bound():
     assert 2.0 < row.least <= row.ratio < 2.2
     alone = checked_of(case, False, [usual, twin])
     assert (alone.best, alone.ratio) == ("a", 1.0)
+
+
+def test_what_calls_run_is_replaced_only_by_what_is_faster_for_sure():
+    def ranked(*seconds: float) -> list[object]:
+        usual = blocks(*(2.0 + 0.1 * n for n in range(20)), usual=True, key="usual")
+        return [each.key for each in ranked_of([blocks(*seconds, key="other"), usual])]
+
+    assert ranked(*[1.0] * 20) == ["other", "usual"]
+    assert ranked(*(1.99 + 0.1 * n for n in range(20))) == ["usual", "other"]
+    assert ranked(*[9.0] * 20) == ["usual", "other"]
 
 
 def test_the_summary_counts_what_is_slower_for_sure():
@@ -170,7 +181,7 @@ def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypat
     (path,) = (tmp_path / "tuning").iterdir()
     shown = capfd.readouterr()
     assert f"wrote {path}" in shown.err
-    assert len(shown.out.splitlines()) == 3
+    assert 2 <= len(shown.out.splitlines()) <= 3  # the second size only where there is time
     text = path.read_text()
     assert json.loads(text)["command"] == f"ringcoll {words}"
     assert path.stat().st_mode & 0o777 == 0o600
