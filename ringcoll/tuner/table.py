@@ -27,6 +27,7 @@ MOST_BYTES = 4 << 20
 """The longest text that is read."""
 
 _MOST_TEXT, _MOST_ITEMS = 2000, 4096
+_MOST_SLICES = 4096
 _ENGINES = ("host", "sm", "copy")
 _BEYOND = 4
 """Calls of more than so many times the largest size measured are left to thresholds."""
@@ -125,7 +126,7 @@ class Table:
         best = entry.timed[0]
         if (best.engine == "copy") != limits.large_scratch:
             return None  # not before all ranks have a large SCRATCH
-        chosen = replace(limits, slices=best.slices)
+        chosen = replace(limits, slices=_slices(entry, call))
         if best.engine == "host":
             return replace(chosen, algorithm=best.algorithm)
         if limits.hellos_decide and best.protocol == "Simple":
@@ -139,13 +140,21 @@ class Table:
         entry = self.entry_of(call, free)
         if entry is None or (best := entry.timed[0]).protocol != "Simple" or best.engine == "copy":
             return limits
-        return replace(limits, algorithm=best.algorithm, slices=best.slices, blocks=best.blocks)
+        return replace(
+            limits, algorithm=best.algorithm, slices=_slices(entry, call), blocks=best.blocks
+        )
 
     def reasons(self, entry: Entry) -> tuple[str, ...]:
         """The entry as lines of text, measured and predicted times beside each other."""
         date = str(self.about["date"])[:10]
         title = f"{self.source} on {date}, {self.machine.device}, {format_bytes(entry.nbytes)}:"
         return (title, *(f"  {timed}" for timed in entry.timed))
+
+
+def _slices(entry: Entry, call: Call) -> int:
+    """The slices of the fastest, as large as those that were measured."""
+    slices = entry.timed[0].slices * power(call.nbytes) // entry.nbytes
+    return max(1, min(_MOST_SLICES, slices)) if entry.timed[0].slices > 1 else 1
 
 
 def is_free(limits: Limits) -> bool:
@@ -229,7 +238,7 @@ def _timed(collective: str, value: object) -> Timed:
     _check(known, "algorithm", algorithm)
     _check(_is_text(found["protocol"]) and found["protocol"] in PROTOCOLS, "protocol", found)
     _check(found["engine"] in _ENGINES, "engine", found["engine"])
-    _count(found["slices"], "slices", 4096)
+    _count(found["slices"], "slices", _MOST_SLICES)
     if found["blocks"] is not None:
         _count(found["blocks"], "blocks")
     _check(_is_seconds(found["seconds"]), "seconds", found["seconds"])

@@ -189,6 +189,14 @@ def test_calls_of_many_counts_are_right(given):
     assert ringcoll.spawn(work, 2, device="cpu", tuning=given) == [True] * 2
 
 
+def test_calls_of_other_sizes_have_slices_of_the_measured_size(given):
+    def work(comm):
+        return [chosen(comm, nbytes) for nbytes in (NBYTES // 2, 2 * NBYTES, 4 * NBYTES)]
+
+    found = ringcoll.spawn(work, 2, device="cpu", tuning=given)
+    assert found == [[("tree", 2), ("tree", 8), ("tree", 16)]] * 2
+
+
 def test_deterministic_calls_and_collectives_without_an_entry_do_without(given):
     def work(comm):
         x = np.ones(1000)
