@@ -270,7 +270,9 @@ class KernelLoading:
 class GenericLaunch:
     """A launch by a generic kernel until the call's own is loaded.
 
-    Unless it may be ``captured``, a capture waits for the own kernel: it keeps what it records.
+    Unless it may be ``captured``, the communicator is alone: once its own kernel is compiled, the
+    next launch waits for the calls before it, and a capture, which keeps what it records, for the
+    compiler.
     """
 
     def __init__(
@@ -308,8 +310,11 @@ class GenericLaunch:
                 with outside_capture():
                     self.load()
         elif self._compiled():
-            # Own calls count, too: one thread may launch for all ranks, and nothing waits here.
-            if order.earlier_ended() and others_idle(order):
+            alone = not self._captured and others_idle(order)
+            if alone:
+                self._loading._await_own()  # once: a program may never let the device idle
+            # Else own calls count, too: one thread may launch for all ranks, and must not wait.
+            if (alone or order.earlier_ended()) and others_idle(order):
                 for each in _waiting_on(order.ordinal):
                     each.load()
             else:
