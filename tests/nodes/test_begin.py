@@ -4,24 +4,20 @@ import re
 
 import pytest
 
-from tests.processes.conftest import Outcome
+from tests.processes.conftest import once
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 HEALTHY = ("many", "forgotten", "explained", "full", "finalized")
 """Scenarios that one start runs, on nodes a,a,b. The last one ends MPI."""
 
-KEPT = pytest.StashKey[Outcome]()
-
 
 @pytest.fixture
 def healthy(request, nodes):
     """What the ranks saw of a scenario, by its name."""
-    stash = request.node.getparent(pytest.Module).stash
-    if KEPT not in stash:
-        stash[KEPT] = nodes("begin", "a,a,b", ",".join(HEALTHY))
-    assert (stash[KEPT].errors, stash[KEPT].statuses) == ("", [0])
-    return stash[KEPT].of
+    outcome = once(request, HEALTHY, lambda: nodes("begin", "a,a,b", ",".join(HEALTHY)))
+    assert (outcome.errors, outcome.statuses) == ("", [0])
+    return outcome.of
 
 
 def test_everybody_knows_who_is_where(nodes):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.kernels.stand_in import folder, needs_compiler
-from tests.processes.conftest import Outcome
+from tests.processes.conftest import Outcome, once
 
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, needs_compiler]
@@ -23,19 +23,15 @@ HEALTHY = {
 }
 """Scenarios after which the ranks are still healthy: one start runs all of a placement."""
 
-KEPT = pytest.StashKey[dict[str, Outcome]]()
-
 
 @pytest.fixture
 def healthy(request, nodes):
     """What the ranks saw of a scenario, by its name."""
-    kept = request.node.getparent(pytest.Module).stash.setdefault(KEPT, {})
 
     def seen(scenario: str) -> Outcome:
         names = next(names for names, those in HEALTHY.items() if scenario in those)
-        if names not in kept:
-            kept[names] = nodes("gpu_faults", names, ",".join(HEALTHY[names]))
-        outcome = kept[names].of(scenario)
+        words = ",".join(HEALTHY[names])
+        outcome = once(request, names, lambda: nodes("gpu_faults", names, words)).of(scenario)
         assert (outcome.errors, outcome.statuses) == ("", [0])
         assert len(outcome.verdicts) == len(names.split(","))
         return outcome

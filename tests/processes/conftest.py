@@ -60,6 +60,17 @@ class Outcome:
         )
 
 
+KEPT = pytest.StashKey[dict[object, Outcome]]()
+
+
+def once(request, key, start) -> Outcome:
+    """What one start has given, for all tests of a module that look at it."""
+    kept = request.node.getparent(pytest.Module).stash.setdefault(KEPT, {})
+    if key not in kept:
+        kept[key] = start()
+    return kept[key]
+
+
 def verdicts(output: str) -> list[dict]:
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 

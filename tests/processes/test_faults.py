@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.processes.conftest import Outcome
+from tests.processes.conftest import once
 
 pytestmark = pytest.mark.slow
 
@@ -28,16 +28,11 @@ HEALTHY = (
 )
 """Scenarios after which the ranks are still healthy: one start runs them all."""
 
-KEPT = pytest.StashKey[Outcome]()
-
 
 @pytest.fixture
 def healthy(request, ranks):
     """What the ranks saw of a scenario, by its name."""
-    stash = request.node.getparent(pytest.Module).stash
-    if KEPT not in stash:
-        stash[KEPT] = ranks("faults", 3, ",".join(HEALTHY))
-    return stash[KEPT].of
+    return once(request, HEALTHY, lambda: ranks("faults", 3, ",".join(HEALTHY))).of
 
 
 def test_a_rank_that_never_comes_is_named(healthy):

@@ -5,26 +5,22 @@ The programs are in ``programs/lives.py``.
 
 import pytest
 
-from tests.processes.conftest import Outcome
+from tests.processes.conftest import Outcome, once
 
 pytestmark = pytest.mark.slow
 
 HEALTHY = {2: ("leaks", "close_lets_go", "handled"), 3: ("asynchronous", "views_outlive")}
 """Scenarios after which so many ranks are still healthy: one start runs them all."""
 
-KEPT = pytest.StashKey[dict[int, Outcome]]()
-
 
 @pytest.fixture
 def healthy(request, ranks):
     """What the ranks saw of a scenario, by its name."""
-    kept = request.node.getparent(pytest.Module).stash.setdefault(KEPT, {})
 
     def seen(scenario: str) -> Outcome:
         nranks = next(nranks for nranks, those in HEALTHY.items() if scenario in those)
-        if nranks not in kept:
-            kept[nranks] = ranks("lives", nranks, ",".join(HEALTHY[nranks]))
-        return kept[nranks].of(scenario)
+        names = ",".join(HEALTHY[nranks])
+        return once(request, nranks, lambda: ranks("lives", nranks, names)).of(scenario)
 
     return seen
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.processes.conftest import Outcome
+from tests.processes.conftest import once
 
 pytestmark = pytest.mark.slow
 
@@ -15,20 +15,13 @@ MODEL = ("in_any_order", "random_programs")
 HEALTHY = {2: (*MODEL, "unlike_labels"), 3: (*MODEL, "too_long")}
 """Scenarios after which so many ranks are still healthy: one start runs them all."""
 
-KEPT = pytest.StashKey[dict[int, Outcome]]()
-
 
 @pytest.fixture
 def healthy(request, ranks):
     """What so many ranks saw of all their scenarios."""
-    kept = request.node.getparent(pytest.Module).stash.setdefault(KEPT, {})
-
-    def seen(nranks: int) -> Outcome:
-        if nranks not in kept:
-            kept[nranks] = ranks("messages", nranks, ",".join(HEALTHY[nranks]))
-        return kept[nranks]
-
-    return seen
+    return lambda nranks: once(
+        request, nranks, lambda: ranks("messages", nranks, ",".join(HEALTHY[nranks]))
+    )
 
 
 @pytest.mark.parametrize("nranks", [2, 3])
