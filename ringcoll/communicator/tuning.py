@@ -24,7 +24,6 @@ from ringcoll.errors import ArgumentError, MachineError, MismatchError
 from ringcoll.fabric import Fabric
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.host.processes import cpu_name
-from ringcoll.topology.detect.sysfs import driver_version
 from ringcoll.tuner import table
 from ringcoll.tuner.table import Machine, Table
 
@@ -41,6 +40,8 @@ def machine_of(fabric: Fabric, device: Device | None) -> Machine:
     ranks_are = "threads" if fabric.threads else "processes"
     if device is None:
         return Machine("cpu", cpu_name(), None, fabric.nranks, ranks_are)
+    from ringcoll.topology.detect.sysfs import driver_version  # detection is slow to import
+
     return Machine("cuda", device.name, driver_version(Path("/")), fabric.nranks, ranks_are)
 
 

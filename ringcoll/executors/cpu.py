@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
@@ -24,7 +25,6 @@ from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.shared_state import ANY_COUNT, RECORDS, Hello, SharedState
 from ringcoll.fabric import Fabric
-from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.tuner import Choice, CpuRanks, Limits
@@ -32,6 +32,9 @@ from ringcoll.tuner.cpu import waits_for_hellos
 from ringcoll.tuner.kept import KeptChoices
 from ringcoll.tuner.measured import AGREED_BYTES
 from ringcoll.views import extent_of, start_of
+
+if TYPE_CHECKING:  # most CPU ranks know no machine
+    from ringcoll.model.machine import Machine
 
 
 class CpuExecutor(CallEntries):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import ALGORITHMS, FOR_COPY_ENGINES, build
 from ringcoll.arguments.calls import Call
@@ -12,12 +13,14 @@ from ringcoll.dtypes import Accumulate
 from ringcoll.launch import Launch
 from ringcoll.lower import place
 from ringcoll.model import fastest as model
-from ringcoll.model.machine import Machine
 from ringcoll.plan import Plan
 from ringcoll.tuner.candidates import across
 from ringcoll.tuner.choice import MAKING, CpuRanks, GpuRanks, Limits
 from ringcoll.tuner.measured import AGREED_BYTES, COMPARED_RANKS, ONE_HOP, links_of
 from ringcoll.tuner.proof import sums_in_rank_order
+
+if TYPE_CHECKING:  # most CPU ranks know no machine
+    from ringcoll.model.machine import Machine
 
 _RINGED = {
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),

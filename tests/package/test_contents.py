@@ -109,6 +109,18 @@ def test_import_needs_only_the_dependencies():
     assert added_by("import ringcoll") <= {"ringcoll", "numpy", "ml_dtypes"}
 
 
+def test_a_cpu_rank_loads_nothing_that_knows_a_machine():
+    # It would take a fifth of the time in which a rank starts.
+    program = (
+        "import sys, ringcoll\n"
+        "[comm] = ringcoll.init_all(1)\n"
+        "comm.all_reduce(__import__('numpy').ones(9))\n"
+        "found = {name for name in sys.modules if name.startswith('ringcoll.topology.')}\n"
+        "sys.exit(str(found) if found - {'ringcoll.topology.busid'} else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
 def test_what_torch_loads_in_every_process_is_next_to_nothing():
     assert added_by("import ringcoll.torch_entry") == {"ringcoll"}
 
