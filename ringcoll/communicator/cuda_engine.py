@@ -321,13 +321,13 @@ class CudaEngine(Engine):
         if sent is None or received is None:
             return None
         (first, sends), (second, receives) = sent, received
+        if overlap((first, _bytes(sends)), (second, _bytes(receives))):
+            return None  # in place other messages are made, or it is refused
         key = name, arguments, sends, receives, values
         try:
             found = self._messages.get(key)
         except TypeError:  # an illegal argument that has no hash
             return None
-        if found is not None and overlap((first, _bytes(sends)), (second, _bytes(receives))):
-            found = None  # checked again
         return _MessageShape(key, found, stream, later, options, first, second)
 
     def _enqueue_messages(

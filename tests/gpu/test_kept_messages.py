@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
 from tests.gpu.ranks import close
@@ -211,3 +212,28 @@ def test_a_kept_message_that_the_other_end_does_not_expect(comms):
     failures = in_threads(comms, work)
     assert any(isinstance(error, MismatchError) for error in failures)
     assert any("count=64" in str(error) and "count=80" in str(error) for error in failures)
+
+
+@pytest.mark.parametrize("name", ["gather_v", "scatter_v"])
+def test_an_own_segment_is_copied_whatever_was_in_place_before(comms, name):
+    """In place nothing is copied, of buffers with the same shapes as those of other calls."""
+
+    def work(comm) -> None:
+        own, kept = slice(0, 40) if comm.rank == 0 else slice(40, 64), list[FakeBuffer]()
+        for number in range(4):
+            values = np.arange(64) + number
+            whole = FakeBuffer(comm, values if name == "scatter_v" else 64)
+            part = FakeBuffer(comm, values[own] if name == "gather_v" else own.stop - own.start)
+            kept += whole, part
+            wide, narrow = whole.array if comm.rank == 0 else None, part.array
+            if comm.rank == 0 and number % 2 == 0:  # in place
+                narrow = from_pointer(whole.array.pointer, 40, "int32", 0)
+            both = (narrow, wide) if name == "gather_v" else (wide, narrow)
+            getattr(comm, name)(*both, [40, 24] if comm.rank == 0 else None)
+            comm.synchronize()
+            if name == "scatter_v" and (comm.rank == 1 or number % 2):
+                part.check(values[own])
+            if name == "gather_v" and comm.rank == 0 and number % 2:
+                whole.check(values)
+
+    assert in_threads(comms, work) == []
