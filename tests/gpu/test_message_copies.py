@@ -153,6 +153,25 @@ def test_messages_of_a_group_around_one_for_copy_engines(ranks, copied):
     assert sum(copied) % LARGE == 0, "of several large ones in a launch kernels send all"
 
 
+def test_a_receiver_with_more_blocks_than_the_message_has_replicas(ranks, copied):
+    """Another receive of its launch has them; the sender cannot know of it."""
+    lengths = [LARGE + 7, LARGE - 1]
+
+    def work(rank) -> None:
+        for turn in range(TIMES):
+            arrays = [values(n, turn, n) for n in lengths]
+            if rank.rank == 0:
+                for array in arrays:
+                    rank.messages([(array, 1)])
+                continue
+            got = [np.zeros(n, np.uint8) for n in lengths]
+            rank.messages([], [(array, 0) for array in got])
+            assert all((a == b).all() for a, b in zip(got, arrays, strict=True))
+
+    ranks(2, work)
+    assert copied
+
+
 def test_one_end_that_does_not_ask_for_copy_engines(ranks):
     def work(rank):
         x = np.zeros(LARGE, np.uint8)

@@ -68,7 +68,7 @@ def message_schedule(workspace: Workspace, at: Addresses, half: Half) -> Schedul
     def gate(what: int, slice_: int, arrived: int, credit: int) -> CopyGate:
         """A gate that says so many slices have arrived and awaits so many credits; 0: neither."""
         pairs = [
-            (flags + workspace.pair_flags, count | form.replicas << 32 | half.peer << 48)
+            (flags + workspace.pair_flags, count)
             for flags, count in ((arrivals, arrived), (credits, credit))
             if count
         ]
