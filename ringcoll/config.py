@@ -35,8 +35,8 @@ class Config:
         protocol: "LL", "LL128" or "Simple".
         engine: what moves data: "sm" or "copy" on GPUs, "host" on CPUs. "copy" lets copy engines
             make a plan's copies, between all ranks' symmetric arrays at the same place or staged;
-            at both ends of a message of 32 MiB and more between the two ranks of a communicator it
-            lets one send that.
+            passed at both ends, it also lets one send a message of 32 MiB and more in a
+            communicator of two ranks.
         channels: how many rings or trees work in parallel.
         slices: into how many slices a chunk is cut for pipelining.
         max_sms: how many thread blocks of a GPU a rank's call may occupy, the same on all ranks;
@@ -134,11 +134,11 @@ class Settings:
             ranks a link of its own.
         register: whether GPU ranks register memory automatically: the other ranks map allocations
             that calls of 1 MiB and more use for the second time, where they can; left out, they do.
-        kernel_wait: seconds that a first call of GPU ranks waits for its kernel to be compiled
-            before a generic, slower one that is there carries it, until its own is loaded; left
-            out, 0.25. Benchmarks wait for ever (``math.inf``).
+        kernel_wait: seconds that a first call of GPU ranks waits while its kernel is compiled. Then
+            a generic, slower kernel runs the call, if there is one, until its own is loaded. Left
+            out, 0.25; benchmarks wait for ever (``math.inf``).
         tuning: path of a table that ``ringcoll tune`` has written, or "off"; left out, the one in
-            the user's cache folder for this device and number of ranks. Rank 0's holds.
+            the user's cache folder for this device and number of ranks. All ranks take rank 0's.
 
     """
 

@@ -18,8 +18,11 @@ from ringcoll.tuner.measured import COPIED_BYTES
 from ringcoll.tuner.predicted import seconds_of
 from ringcoll.tuner.table import Timed
 
-_RANGE = {"LL": (0, 1 << 20), "LL128": (0, 16 << 20), "Simple": (64 << 10, 1 << 60)}
+_RANGE = {"LL": (0, 1 << 20), "Simple": (64 << 10, 1 << 60)}
 """Bytes for which a protocol of GPU ranks is a candidate."""
+
+_OTHERS = 0, 16 << 20
+"""Bytes for which a protocol without a range of its own is, as LL128."""
 
 _SLICED = 256 << 10
 """Bytes from which other numbers of slices are candidates."""
@@ -103,7 +106,8 @@ class Candidates:
             options = [
                 {"algorithm": name, "protocol": protocol, "engine": "sm"}
                 for protocol in PROTOCOLS
-                if _RANGE[protocol][0] <= nbytes <= _RANGE[protocol][1]
+                for least, most in [_RANGE.get(protocol, _OTHERS)]
+                if least <= nbytes <= most
                 for name in alone
             ]
             large = self._state.cuda.copy_scratch is not None and nbytes >= COPIED_BYTES.value

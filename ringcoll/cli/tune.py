@@ -193,7 +193,7 @@ def _compare(found: Tuned, args: argparse.Namespace) -> None:
             f"{row.least:>7.3f}{row.noise:>7.3f}  {row.runs} / {row.best}"
         )
     figures = summary(found.checked)
-    print(", ".join(f"{name} {value}" for name, value in figures.items()))
+    print("; ".join(f"{name}: {value}" for name, value in figures.items()))
     if args.json is not None:
         from ringcoll.bench.tune import about
 

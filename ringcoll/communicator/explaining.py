@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import name_of
@@ -33,6 +34,7 @@ _MOST_BYTES = 1 << 36
 _DTYPE = dtype_of("float32")
 
 _TITLES = ("buffers of comm.empty", "buffers of plain memory")
+_KINDS = ALL_MAPPED, frozenset[Buffer]()
 
 Chooser = Callable[[int], Choice]
 """Chooses for a size, in units: the smallest size that all ranks can share."""
@@ -92,9 +94,13 @@ def _on_host(call: Call, state: RankCalls, titles: Sequence[str]) -> Iterator[st
         given = config.algorithm
         shown = name_of(given) if callable(given) else repr(given)
         yield f"algorithm={shown} is set; the tuner compares:"
+    elif machine.table is not None and any(
+        machine.table.options(call, replace(limits, mapped=mapped)) for mapped in _KINDS
+    ):
+        yield "a tuning table decides; the timing model says:"
     compared = predicted(call.collective, call.nbytes, machine, limits)
     yield from (f"  {reason}" for reason in compared.reasons)
-    for title, mapped in zip(titles, (ALL_MAPPED, frozenset[Buffer]()), strict=False):
+    for title, mapped in zip(titles, _KINDS, strict=False):
         try:
             found = state.choice(call, state.config, mapped)
         except Error as error:

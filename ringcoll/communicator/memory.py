@@ -113,6 +113,30 @@ class Memory(Calling):
             self._engine.forget()
             return self._state.register(array)
 
+    def memory(self) -> dict[str, int]:
+        """Say how much memory this rank holds for the communicator.
+
+        Returns:
+            Bytes by purpose: "workspace" for signals and staged data, of which pages of CPU ranks
+            that no call has used take no memory; "symmetric" for arrays of ``empty``. On GPU ranks
+            device memory, with "copy engines" for SCRATCH that a large call with engine="copy" has
+            taken, and "mapped" for peers' memory that is registered automatically, which takes
+            none here. On several nodes "slices" is device memory of large calls, and "host" this
+            rank's host memory for messages. :meth:`trim` gives back what large calls have added.
+
+        Raises:
+            ClosedError: the communicator is closed.
+
+        Example:
+            >>> [comm] = ringcoll.init_all(1)
+            >>> kept = comm.empty(1 << 20, "uint8")
+            >>> comm.memory()["symmetric"]
+            1048576
+
+        """
+        self._state.usable()
+        return self._state.memory()
+
     def trim(self) -> None:
         """Give back the memory that large calls have added; collective.
 

@@ -113,30 +113,6 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
             )
         return self._state.explain(collective, int(nbytes))
 
-    def memory(self) -> dict[str, int]:
-        """Say how much memory this rank holds for the communicator.
-
-        Returns:
-            Bytes by purpose: "workspace" for signals and staged data, of which pages of CPU ranks
-            that no call has used take no memory; "symmetric" for arrays of ``empty``. On GPU ranks
-            device memory, with "copy engines" for SCRATCH that a large call with engine="copy" has
-            taken, and "mapped" for peers' memory that is registered automatically, which takes
-            none here. On several nodes "slices" is device memory of large calls, and "host" this
-            rank's host memory for messages. :meth:`trim` gives back what large calls have added.
-
-        Raises:
-            ClosedError: the communicator is closed.
-
-        Example:
-            >>> [comm] = ringcoll.init_all(1)
-            >>> kept = comm.empty(1 << 20, "uint8")
-            >>> comm.memory()["symmetric"]
-            1048576
-
-        """
-        self._state.usable()
-        return self._state.memory()
-
     # -- life --------------------------------------------------------------------------------
 
     @overload

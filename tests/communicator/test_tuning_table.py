@@ -225,13 +225,14 @@ def test_a_candidate_that_the_call_cannot_run_leaves_it_to_the_others(tmp_path):
 def test_explain_shows_what_was_measured_beside_what_is_predicted(given):
     text = ringcoll.spawn(lambda c: c.explain("all_reduce", NBYTES), 2, device="cpu", tuning=given)
     lines = text[0].splitlines()
+    assert lines[1] == "a tuning table decides; the timing model says:"
     at = next(n for n, line in enumerate(lines) if line.startswith("buffers of plain memory"))
     assert "tree, S = 4" in lines[at]
     assert lines[at + 1] == "  measured, t.json, on 2026-01-02, A CPU, 1 MiB:"
     assert lines[at + 2] == "    tree, S = 4: measured 100 us, predicted 200 us"
     assert lines[at + 3] == "    ring, S = 1: measured 300 us, predicted 200 us"
     other = ringcoll.spawn(lambda c: c.explain("broadcast", NBYTES), 2, device="cpu", tuning=given)
-    assert "measured, t.json" not in other[0]
+    assert "measured, t.json" not in other[0] and "tuning table" not in other[0]
 
 
 def test_a_communicator_of_all_ranks_keeps_the_table(given):
