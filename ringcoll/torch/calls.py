@@ -83,7 +83,8 @@ class TensorCalls:
         try:
             address, kind = tensor.data_ptr(), tensor.dtype
             key = name, op, root, address & 7, 0, (tensor.numel(), kind), None
-            checked = self._calls.checked(key)
+            calls = self._calls
+            checked = calls.checked(key)
             if (
                 checked is None
                 or not tensor.is_contiguous()
@@ -96,9 +97,10 @@ class TensorCalls:
                 return None
         except RuntimeError:  # a sparse tensor, which has no address
             return None
-        if checked.alone and checked.any_class is not None:
-            return checked.any_class, (address, address, 0, 0)
-        return self._calls.find(key, address, 0)
+        found = checked.any_class  # read once: another thread may evict it
+        if found is None:
+            return None  # its class of memory is looked up under the lock, behind posted messages
+        return (found, (address, address, 0, 0)) if checked.alone else calls.find(key, address, 0)
 
     def find_barrier(self, timeout: float | None) -> tuple[Any, Given]:
         """A barrier, with its own timeout if one is given."""

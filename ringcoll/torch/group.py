@@ -37,7 +37,7 @@ from ringcoll.torch.lifetime import EXIT_GRACE, PolledStore, leave_at_exit, reac
 from ringcoll.torch.messages import Messages, pair_prefix
 from ringcoll.torch.point_to_point import Pairs, in_batch
 from ringcoll.torch.presence import Presence
-from ringcoll.torch.tensors import check_writable, single
+from ringcoll.torch.tensors import check_writable, single, wrong_device
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
 __all__ = ["ProcessGroupRingcoll"]
@@ -97,7 +97,11 @@ class ProcessGroupRingcoll(Barriers):
         if tensor.is_cuda:
             if self._pairs is not None:
                 self._pairs.flush()
-            return self._device or self._open_device(tensor.get_device(), name)
+            ordinal = tensor.get_device()
+            device = self._device or self._open_device(ordinal, name)
+            if ordinal != device.ordinal:  # kept calls of its kind would take it
+                raise wrong_device(tensor, f"cuda:{device.ordinal}")
+            return device
         raise ArgumentTypeError(
             f"ringcoll: cannot use a tensor on {tensor.device}: pass a cpu or cuda tensor"
         )

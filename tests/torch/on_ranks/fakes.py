@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, RankLostError
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.torch import device as module
 from ringcoll.torch import hooks
@@ -213,6 +213,51 @@ def a_kept_call_looks_at_every_tensor_anew(rank, n):
         x.untyped_storage().resize_(8)
         with pytest.raises(ArgumentError, match="resized to 8"):
             dist.all_reduce(x, group=fake.group)
+
+
+class Elsewhere(torch.Tensor):  # type: ignore[misc]
+    """As if on another GPU than the rank's."""
+
+    is_cuda, is_cpu = property(lambda _: True), property(lambda _: False)
+
+    def get_device(self):
+        return 5
+
+
+def a_kept_call_refuses_a_tensor_of_another_gpu(rank, n):
+    """Of the size and type of the kept one: its kernel cannot reach that memory."""
+    fake = Fake()
+    with fake.device() as device:
+        fake.group._device = device
+        del fake.group._engine
+        x, options = torch.ones(4), dist.AllreduceOptions()
+        for async_op in (False, True):
+            options.asyncOp = async_op
+            fake.group._in_place("all_reduce", [x], "sum", 0, options)
+        assert device.find_kept("all_reduce", x, "sum", 0) is not None
+        for async_op in (False, True):
+            options.asyncOp = async_op
+            with pytest.raises(ArgumentError, match="this rank of the group is on"):
+                fake.group._in_place("all_reduce", [x.as_subclass(Elsewhere)], "sum", 0, options)
+        fake.group._device = None
+
+
+def errors_of_kept_calls_are_those_of_the_group(rank, n):
+    """What peers reach of the memory is looked up with the call, as a first call does."""
+    fake = Fake()
+    with fake.device() as device:
+        x = torch.ones(4)
+        for _ in range(2):
+            dist.all_reduce(x, group=fake.group)
+        for checked in device._calls._calls._checked.values():
+            checked.any_class = None
+        lost = RankLostError("rank 7 has left")
+        with (
+            mock.patch.object(device._state._state, "memory_class", side_effect=lost),
+            pytest.raises(dist.DistBackendError, match="rank 7 has left"),
+        ):
+            dist.all_reduce(x, group=fake.group)
+        assert isinstance(fake.group._failure, RankLostError)
 
 
 def blocking_calls_share_a_work_that_callers_in_c_may_wait_for(rank, n):
