@@ -14,8 +14,8 @@ from ringcoll.errors import Error
 from ringcoll.launch import PROTOCOLS
 from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Choice
-from ringcoll.tuner.measured import COPIED_BYTES
 from ringcoll.tuner.predicted import seconds_of
+from ringcoll.tuner.simple import may_copy
 from ringcoll.tuner.table import Timed
 
 _RANGE = {"LL": (0, 1 << 20), "Simple": (64 << 10, 1 << 60)}
@@ -110,8 +110,8 @@ class Candidates:
                 if least <= nbytes <= most
                 for name in alone
             ]
-            large = self._state.cuda.copy_scratch is not None and nbytes >= COPIED_BYTES.value
-            if large and not self._mapped_all:
+            nranks, scratch = self._state.fabric.nranks, self._state.cuda.copy_scratch
+            if scratch is not None and may_copy(self.call, nranks) and not self._mapped_all:
                 options += [{"algorithm": name, "engine": "copy"} for name in names]
         return [*self._found([{}], usual=True), *self._found(options)]
 

@@ -18,6 +18,7 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bench.supervisor import Channel, supervise
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import check_target, progress, say_written
+from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
@@ -35,6 +36,10 @@ ringcoll tune --check t.json          sizes between those of the table, beside e
 mpiexec -n 4 ringcoll tune            ranks that a launcher starts
 """
 
+_WITHOUT = (
+    *("algorithm", "protocol", "engine", "channels", "slices", "max_sms", "deterministic"),
+    *("verify", "pace", "topo_file", "transport"),
+)
 _HIDDEN = ("--member", "--supervisor", "--output")
 
 
@@ -95,6 +100,7 @@ def _run(args: argparse.Namespace) -> int:
         check_target(f"--{name}", getattr(args, name))
     if args.ranks is not None and args.ranks < 2:
         raise ArgumentError(f"--ranks {args.ranks}: at least 2, as one rank has nothing to choose")
+    _refuse_options()
     settings = Settings(ranks=args.ranks, device=args.device, graphs=1)
     # Without MPI, so that the ranks have this terminal.
     start = decide(settings, os.environ, member=args.member is not None, has_mpi=False)
@@ -105,6 +111,15 @@ def _run(args: argparse.Namespace) -> int:
             lambda marker: run_sockets(start, [*command, marker]), name, quiet=False, command="tune"
         )
     return _measure(args)
+
+
+def _refuse_options() -> None:
+    """Refuse options of the environment with which no call takes a table."""
+    for each in from_environment(os.environ):
+        for name in _WITHOUT:
+            if getattr(each, name, None):
+                variable = f"RINGCOLL_{name.upper()}"
+                raise ArgumentError(f"{variable} is set, but calls with it take no table: unset it")
 
 
 def _measure(args: argparse.Namespace) -> int:

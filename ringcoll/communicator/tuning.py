@@ -76,10 +76,18 @@ def maybe_tuned(fabric: Fabric, settings: Settings) -> bool:
     """Whether rank 0 may find a table, as far as can be said before devices are known."""
     if settings.tuning is not None:
         return settings.tuning != OFF
-    if fabric.rank or fabric.nranks == 1 or fabric.nodes or settings.pace or settings.topo_file:
+    other = settings.pace or settings.topo_file or settings.transport == "host"
+    if fabric.rank or fabric.nranks == 1 or fabric.nodes or other:
         return False
     folder = user_folder(settings.cache_dir, "tuning")
-    return any(each is not None and each.is_dir() for each in (folder, SHIPPED))
+    return any(each is not None and _is_folder(each) for each in (folder, SHIPPED))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # in a folder that this user may not enter, as another's home
+        return False
 
 
 def agree_on_table(fabric: Fabric, device: Device | None, settings: Settings) -> Table | None:
@@ -114,13 +122,15 @@ def _found(here: Machine, path: str | None, cache_dir: str | None) -> dict[str, 
             return {"refused": f"init: tuning={path!r}, read by rank 0: {why}"}
     own = own_path(here, cache_dir)
     shipped = SHIPPED / file_name(here)
+    read = own
     try:
         if own is not None and own.exists():
             return _checked(_read(own), here, "measured here")
+        read = shipped
         if shipped.exists():  # as trustworthy as the package's code, whoever has installed it
             return _checked(shipped.read_text(encoding="utf-8"), here, "shipped table, measured")
     except (OSError, ValueError) as error:
-        _log.warning("cannot use the tuning table %s: %s", own, error)
+        _log.warning("cannot use the tuning table %s: %s", read, error)
     return {}
 
 
@@ -130,6 +140,12 @@ def _checked(text: str, here: Machine, source: str) -> dict[str, str]:
         raise ArgumentError(
             f"it is of {of.ranks} ranks on {of.kind}, these are {here.ranks} on {here.kind}; run "
             f"`ringcoll tune --ranks {here.ranks}`"
+        )
+    if of.device != here.device:
+        _log.warning(
+            "init: the tuning table (%s) is of %s, these ranks are on %s; run `ringcoll tune "
+            "--ranks %d`",
+            *(source.strip(","), of.device, here.device, here.ranks),
         )
     return {"text": text, "source": source}
 

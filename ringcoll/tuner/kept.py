@@ -118,7 +118,7 @@ def counts_alike(found: Choice, call: Call, machine: GpuRanks, limits: Limits, f
     count = call.count
     if (
         not (count and alike(machine))
-        or (machine.table is not None and machine.table.entry_of(call, limits) is not None)
+        or (machine.table is not None and machine.table.decides(call, limits))
         or call.counts
         or callable(limits.algorithm)
         or any(

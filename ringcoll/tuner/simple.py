@@ -112,12 +112,23 @@ def is_large(call: Call, machine: GpuRanks, limits: Limits) -> bool:
     if machine.table is not None:
         copies = machine.table.copies(call, limits)
         if copies is not None:
-            return copies
+            return copies and may_copy(call, machine.nranks)
     named = limits.algorithm, limits.protocol, limits.slices, limits.channels
     if any(named) or limits.engine == "sm" or limits.proves or machine.nranks != LARGE_RANKS:
         return False
     scales = call.op is not None and call.op.scales
     return call.nbytes >= LARGE_BYTES.of(call.collective) and not (scales or call.counts)
+
+
+def may_copy(call: Call, nranks: int) -> bool:
+    """Whether a table may choose copy engines for a call.
+
+    Which call is the first by copies depends on time, and more than two ranks would sum in another
+    order from then on: results would differ from run to run.
+    """
+    kind, scales = COLLECTIVES[call.collective], call.op is not None and call.op.scales
+    ordered = kind.reduces and (nranks > 2 or kind.prefix)
+    return call.nbytes >= COPIED_BYTES.value and not (ordered or scales)
 
 
 def copied_blocks(program: Program) -> frozenset[int]:

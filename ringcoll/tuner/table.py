@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import PROTOCOLS
+from ringcoll.launch import ALL_MAPPED, IN_BAND, PROTOCOLS
 from ringcoll.tuner.choice import Limits
 from ringcoll.tuner.predicted import power
 from ringcoll.units import format_bytes, format_seconds
@@ -31,6 +31,9 @@ _MOST_SLICES = 4096
 _ENGINES = ("host", "sm", "copy")
 _BEYOND = 4
 """Calls of more than so many times the largest size measured are left to thresholds."""
+_SMALL = 4 << 10
+"""A smallest size measured up to which it stands for all smaller ones, else for near ones."""
+_MOST_SECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class Table:
         found, size = self.entries.get((collective, mapped), ()), power(nbytes)
         if not found or size > _BEYOND * found[-1].nbytes:
             return None
+        if found[0].nbytes > max(_SMALL, _BEYOND * size):
+            return None
         return min(found, key=lambda entry: abs(math.log2(entry.nbytes / size)))
 
     def entry_of(self, call: Call, limits: Limits) -> Entry | None:
@@ -114,6 +119,11 @@ class Table:
         """Whether copy engines run a call, by its entry for plain memory; None without one."""
         entry = self.entry_of(call, replace(limits, mapped=frozenset()))
         return None if entry is None else entry.timed[0].engine == "copy"
+
+    def decides(self, call: Call, limits: Limits) -> bool:
+        """Whether a program of a call has an entry."""
+        memory = (limits.mapped, ALL_MAPPED) if limits.hellos_decide else (limits.mapped,)
+        return any(self.entry_of(call, replace(limits, mapped=each)) for each in memory)
 
     def options(self, call: Call, limits: Limits) -> Limits | None:
         """The options of the entry for a call; None where the table does not decide.
@@ -129,7 +139,7 @@ class Table:
         chosen = replace(limits, slices=_slices(entry, call))
         if best.engine == "host":
             return replace(chosen, algorithm=best.algorithm)
-        if limits.hellos_decide and best.protocol == "Simple":
+        if limits.hellos_decide and best.engine == "sm" and best.protocol == "Simple":
             return replace(limits, protocol="Simple")
         protocol = None if best.engine == "copy" else best.protocol
         return replace(chosen, algorithm=best.algorithm, protocol=protocol, blocks=best.blocks)
@@ -239,6 +249,8 @@ def _timed(collective: str, value: object) -> Timed:
     _check(_is_text(found["protocol"]) and found["protocol"] in PROTOCOLS, "protocol", found)
     _check(found["engine"] in _ENGINES, "engine", found["engine"])
     _count(found["slices"], "slices", _MOST_SLICES)
+    if found["protocol"] in IN_BAND:
+        _check(found["engine"] == "sm" and found["slices"] == 1, "protocol", found)
     if found["blocks"] is not None:
         _count(found["blocks"], "blocks")
     _check(_is_seconds(found["seconds"]), "seconds", found["seconds"])
@@ -272,7 +284,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_seconds(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value <= _MOST_SECONDS  # type: ignore[operator]
 
 
 def _check(right: bool, what: str, seen: object) -> None:

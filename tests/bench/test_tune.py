@@ -194,3 +194,12 @@ def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypat
     found = json.loads((tmp_path / "c.json").read_text())
     assert [row["nbytes"] for row in found["rows"]] == [1536]
     assert found["table"] == json.loads(text) and found["summary"]["points"] == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_SMS", "4"), ("PACE", "1e9"), ("SLICES", "2")])
+def test_options_of_the_environment_that_leave_out_tables_are_refused(
+    monkeypatch, capsys, name, value
+):
+    monkeypatch.setenv(f"RINGCOLL_{name}", value)
+    assert main(["tune", "--ranks", "2", "--device", "cpu"]) != 0
+    assert f"RINGCOLL_{name} is set, but calls with it take no table" in capsys.readouterr().err

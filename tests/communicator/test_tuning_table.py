@@ -6,6 +6,7 @@ import copy
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ WRONG = [
     ((*TIMED, "slices"), 1.0, "slices is 1.0"),
     ((*TIMED, "blocks"), 0, "blocks is 0"),
     ((*TIMED, "seconds"), -1, "seconds is -1"),
+    ((*TIMED, "seconds"), 10**400, "seconds is 1000"),
+    ((*TIMED, "protocol"), "LL", "protocol is {"),  # in 4 slices
     ((*TIMED, "predicted"), "fast", "predicted is 'fast'"),
 ]
 
@@ -143,6 +146,13 @@ def test_far_beyond_the_largest_size_nothing_is_known():
     assert found.entry("all_reduce", 4 * NBYTES, mapped=False) is not None
     assert found.entry("all_reduce", 4 * NBYTES + 1, mapped=False) is None
     assert found.entry("broadcast", NBYTES, mapped=False) is None
+
+
+def test_far_below_the_smallest_size_nothing_is_known_unless_it_is_small():
+    found = parse(json.dumps(content()))
+    assert found.entry("all_reduce", 1, mapped=False) is not None
+    assert found.entry("all_reduce", NBYTES // 4, mapped=True) is not None
+    assert found.entry("all_reduce", NBYTES // 8, mapped=True) is None
 
 
 # -- what calls run --------------------------------------------------------------------------------
@@ -267,7 +277,7 @@ def name() -> str:
 
 
 class _Fabric:
-    threads, nranks = True, 2
+    threads, nranks, rank, nodes = True, 2, 0, ()
 
 
 def test_the_users_own_table_is_found_unless_it_is_turned_off(folder):
@@ -309,6 +319,24 @@ def test_a_table_that_others_may_write_to_is_not_read(folder, given, mode, caplo
     (folder / name()).chmod(mode)
     assert table_of(ringcoll.init_all(2, device="cpu")) == [None] * 2
     assert "cannot use the tuning table" in caplog.text
+
+
+def test_a_folder_that_cannot_be_looked_into_has_no_table():
+    assert table_of(ringcoll.init_all(2, device="cpu", cache_dir="x" * 5000)) == [None] * 2
+
+
+def test_a_table_is_not_looked_for_where_links_are_others(folder, monkeypatch):
+    tuning.write_table(folder / name(), json.dumps(content()), private=True)
+    here: Any = _Fabric()
+    settings = Settings(cache_dir=str(folder.parent))
+    assert tuning.maybe_tuned(here, settings)
+    assert not tuning.maybe_tuned(here, replace(settings, transport="host"))
+
+
+def test_a_table_of_another_device_is_a_warning(given, caplog):
+    assert None not in table_of(ringcoll.init_all(2, device="cpu", tuning=given))
+    [message] = caplog.messages
+    assert message.startswith("init: the tuning table (measured, t.json) is of A CPU, these ranks")
 
 
 def test_a_damaged_table_of_the_user_is_a_warning(folder, caplog):

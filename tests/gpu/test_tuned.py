@@ -12,7 +12,7 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
 from ringcoll.bench.candidates import Candidates
 from ringcoll.bench.cases import Section
-from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.dtypes import dtype_of, op_of, premul_sum
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.workspace import Workspace
@@ -116,6 +116,43 @@ def test_calls_by_copy_engines_begin_when_all_ranks_have_scratch():
         limits = Limits(large_scratch=True, mapped=mapped)
         found = choose(call(LARGE), MACHINE, limits, fits)
         assert (found.engine, found.algorithm, found.launch.slices) == ("copy", "all_pairs_pull", 4)
+
+
+def by_copies(nranks: int, collective: str, nbytes: int, op: Any = "sum", at: int = LARGE) -> bool:
+    copied = entry(at, on_gpu("all_pairs_pull", engine="copy"), collective=collective)
+    table = parse(json.dumps(content(ranks=nranks, entries=[copied])))
+    machine = replace(gpu_ranks(Workspace(nranks), 132, nvlink=True), table=table)
+    found = replace(call(nbytes), collective=collective, op=op and op_of(op))
+    large = is_large(found, machine, Limits())
+    fits = KernelFits(Workspace(nranks), *[SCRATCH_BYTES] * large)
+    return choose(found, machine, Limits(large_scratch=large), fits).engine == "copy"
+
+
+def test_calls_that_copy_engines_cannot_run_are_left_to_kernels():
+    assert by_copies(2, "all_reduce", LARGE)
+    assert not by_copies(2, "all_reduce", LARGE, premul_sum(2.0))
+    assert not by_copies(2, "all_reduce", 1 << 20, at=64 << 20)
+
+
+def test_copies_that_begin_at_some_call_change_no_order_of_sums():
+    assert not by_copies(4, "all_reduce", LARGE)
+    assert by_copies(4, "all_gather", LARGE, None)
+
+
+def test_copies_run_the_tables_algorithm_also_where_hellos_decide():
+    fits = KernelFits(Workspace(2), SCRATCH_BYTES)
+    found = choose(call(LARGE), MACHINE, Limits(large_scratch=True, hellos_decide=True), fits)
+    assert (found.engine, found.algorithm, found.launch.slices) == ("copy", "all_pairs_pull", 4)
+
+
+def test_a_table_of_mapped_memory_alone_is_not_the_same_for_other_counts():
+    table = parse(
+        json.dumps(content(entries=[entry(4 * MIDDLE, on_gpu("two_shot", blocks=24), mapped=True)]))
+    )
+    machine, limits = replace(BARE, table=table), Limits(hellos_decide=True)
+    found = choose(call(4 * MIDDLE), machine, limits, FITS)
+    assert found.direct is not None and found.direct.grid.blocks == 24
+    assert counts_alike(found, call(4 * MIDDLE), machine, limits, FITS) == range(0)
 
 
 def test_a_call_by_the_table_is_not_the_same_for_other_counts():
