@@ -22,6 +22,8 @@ from ringcoll.errors import Error
 _LIBRARY = str(Path(threading.__file__).parent) + os.sep
 _PACKAGES = "-packages" + os.sep  # site-packages, dist-packages
 _OURS, _PYTHONS, _ANOTHERS, _PROGRAMS = range(4)
+_PATIENCE = 5.0  # seconds for other threads to show theirs; in a fork they never do
+_showing = threading.RLock()
 
 
 def install() -> None:
@@ -31,7 +33,7 @@ def install() -> None:
     def show(
         kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
     ) -> None:
-        with _shortening(error), _at_once(whole is sys.__excepthook__):
+        with _at_once(whole is sys.__excepthook__), _shortening(error):
             whole(kind, error, error.__traceback__ or trace)
 
     def show_of_thread(args: threading.ExceptHookArgs) -> None:
@@ -39,7 +41,7 @@ def install() -> None:
         if error is None:
             of_thread(args)
             return
-        with _shortening(error), _at_once(of_thread is threading.__excepthook__):
+        with _at_once(of_thread is threading.__excepthook__), _shortening(error):
             found = args.exc_type, error, error.__traceback__, args.thread
             of_thread(threading.ExceptHookArgs(found))
 
@@ -48,12 +50,26 @@ def install() -> None:
 
 @contextlib.contextmanager
 def _at_once(usual: bool) -> Iterator[None]:
-    """Write what Python's own hook shows in one piece: ranks of a launcher share a pipe."""
-    stream = sys.stderr
-    if not usual or stream is None or stream.isatty():
+    """Write what Python's own hook shows in one piece: ranks of a launcher share a pipe.
+
+    One thread at a time: all would write to what the first puts in the place of ``sys.stderr``.
+    """
+    if not usual or not _showing.acquire(timeout=_PATIENCE):
         yield
         return
-    text = io.StringIO()
+    try:
+        with _in_one_piece():
+            yield
+    finally:
+        _showing.release()
+
+
+@contextlib.contextmanager
+def _in_one_piece() -> Iterator[None]:
+    stream, text = sys.stderr, io.StringIO()
+    if stream is None or stream.isatty():
+        yield
+        return
     try:
         with contextlib.redirect_stderr(text):
             yield

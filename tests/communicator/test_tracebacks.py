@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -113,6 +115,34 @@ def test_an_error_keeps_its_frames_and_its_causes():
         assert error.__cause__ is None  # its text is a part of the error's
     assert error.__cause__ is cause
     assert error.__traceback__ is whole
+
+
+def test_threads_that_fail_at_once_are_all_shown(monkeypatch):
+    """And ``sys.stderr`` is the program's afterwards, in whatever order they end."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    begun, both = threading.Event(), threading.Event()
+
+    def first():
+        with tracebacks._at_once(True):
+            begun.set()
+            both.wait(0.2)  # where nothing keeps the other from it
+            print("first", file=sys.stderr)
+
+    def second():
+        begun.wait()
+        with tracebacks._at_once(True):
+            both.set()
+            threads[0].join()
+            print("second", file=sys.stderr)
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sys.stderr is stream
+    assert stream.getvalue() == "first\nsecond\n"
 
 
 def frames_of(error):
