@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
@@ -45,8 +45,6 @@ from ringcoll.tuner.measured import ANY_BYTES, COPIED_BYTES, LEAST_LARGE, MESSAG
 from ringcoll.tuner.simple import is_large
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of
-
-T = TypeVar("T")
 
 _SIZES = 4 << 10, 1 << 20, 16 << 20
 """Bytes of calls by LL, LL128 and Simple. Larger calls of a kind often follow a small one, and
@@ -305,16 +303,6 @@ class CudaState(RankState):
     def _memory_of(self, array: object, where: str) -> Any:
         ordinal = self.device.ordinal
         return device_array(array, argument="array", where=where, ordinal=ordinal)
-
-    def together(self, call: Callable[[], T]) -> T:
-        """Make a collective call of the control plane, and map its memory for kernels at once.
-
-        Preparing a call maps memory, too, but a hello may name it to a call that is only replayed.
-        """
-        made = super().together(call)
-        if self.cuda.auto_register is not None:
-            self.cuda.mappings.update()
-        return made
 
     def memory(self) -> dict[str, int]:
         """The bytes of device memory of this rank, and of its peers that it maps, by purpose."""

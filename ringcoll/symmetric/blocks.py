@@ -5,9 +5,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 P = TypeVar("P")  # how a rank's part is held: a view of host memory, or what keeps a device's
+
+
+class Reader(Protocol):
+    """What has a copy of a table's addresses."""
+
+    def update(self) -> None:
+        """Copy them again."""
 
 
 @dataclass(slots=True)
@@ -35,6 +43,7 @@ class Table(Generic[P]):
         self.parent = parent
         self.ranks = tuple(ranks)
         self.users = 0  # open communicators that see these blocks, where memory must be let go
+        self.readers: WeakSet[Reader] = WeakSet()  # the tables that kernels read
         self.blocks: dict[int, Block[P]] = {}
         self._changes = 0
         # Blocks by address, replaced as a whole: readers take no lock.

@@ -10,6 +10,7 @@ finalizer: both wait for the device, on which a kernel may be waiting for this v
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +23,13 @@ from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import allocate, whole_granules
 from ringcoll.cuda.quarantine import sweep
 from ringcoll.dtypes import DType, dtype_of
-from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError, OutOfMemory
 from ringcoll.fabric.base import Fabric
 from ringcoll.symmetric.agreed import AgreedBlocks, Finish, extent_of
-from ringcoll.symmetric.blocks import Block, Table
+from ringcoll.symmetric.blocks import Block, Reader, Table
 from ringcoll.transports.peers import PeerMemory, allocate_shared, expose, share
 
-_lock = threading.Lock()  # of the tables' counts of users
+_lock = threading.RLock()  # of the tables' users and readers; a signal handler may close one
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         block = self._take(fabric, nbytes, f"{extent} {row}", lacks)
         if block is None:
             return _array(0, extent, row, None, self.ordinal)
+        self._inform()
         lease = _Lease()
         self._announce(lease, block)
         block.parts[fabric.rank].memory.held = weakref.ref(lease)
@@ -126,6 +128,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
             shared = share(fabric, memory, what="empty")
             shared.held = weakref.ref(lease)
             self._announce(lease, self._table.add(_parts(shared), start, memory.nbytes))
+            self._inform()
 
         return _array(memory.pointer, extent, row, lease, self.ordinal), finish
 
@@ -150,7 +153,9 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
             return None if memory is None else _parts(memory)
 
         about = f"{array.count} of {array.dtype}"
-        return self._register(fabric, array.pointer, array.nbytes, about, parts)
+        found = self._register(fabric, array.pointer, array.nbytes, about, parts)
+        self._inform()
+        return found
 
     def unregister(self, array: DeviceArray) -> None:
         """Undo :meth:`register`; not collective, the peers are informed by the next call."""
@@ -183,6 +188,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
                 table.users -= 1
             unseen = [table for table in tables if not table.users]
         for table in unseen:
+            table.readers.clear()
             self._let_go(list(table.blocks.values()))
             table.remove(list(table.blocks))
         self._table = Table(self._table.rank, None, ())
@@ -201,7 +207,25 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
             with on(self.ordinal) as cuda:
                 cuda.deviceSynchronize()
 
+    def read_by(self, reader: Reader) -> None:
+        """Let ``reader`` copy the addresses whenever blocks of this or a parent's table change."""
+        with _lock:
+            for table in _chain(self._table):
+                table.readers.add(reader)
+
+    def _inform(self) -> None:
+        """Let kernels that wait find new memory, and no freed memory under its number.
+
+        Peers may name memory to a kernel that waits: this rank may launch none after it.
+        """
+        with _lock:
+            readers = list(self._table.readers)
+        for reader in readers:
+            with contextlib.suppress(OutOfMemory):  # its own communicator's next call raises it
+                reader.update()
+
     def _let_go(self, blocks: Sequence[Block[Part]]) -> None:
+        self._inform()  # before all ranks have forgotten the numbers, which are then used again
         for block in blocks:
             block.parts[0].memory.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,66 @@ def test_memory_that_is_used_again_is_registered_by_the_two_ranks(
         for first in (0, turns):
             assert seen[first : first + 2] == [False, False]  # no allocation before its second use
             assert seen[first + 4 : first + turns] == [True, True]
+
+
+@pytest.mark.parametrize("of", ["own", "parent", "unregistered"])
+def test_memory_that_is_made_while_a_send_waits(comms, named, of):
+    """The sender's kernel finds it in the table, of whichever communicator it is."""
+    children = {}
+
+    def work(comm) -> None:
+        child = comm.split(0) if of == "parent" else comm
+        children[comm.rank] = child
+        if of == "unregistered":
+            comm._state.cuda.auto_register = None
+        sent = FakeBuffer(comm, np.full(LARGE, 7))
+        if comm.rank == 0:
+            child.send(sent.array, 1)
+        got = FakeBuffer(comm, LARGE, symmetric=True)
+        if comm.rank == 1:
+            child.recv(got.array, 0)
+        child.synchronize()
+        if comm.rank == 1:
+            got.check(np.full(LARGE, 7))
+
+    assert in_threads(comms, work) == []
+    assert named == [(1, True)]
+    if of == "parent":
+        close([children[rank] for rank in range(3)])
+
+
+def test_memory_with_the_number_of_freed_memory_while_a_send_waits(comms, named):
+    """The sender's kernel waits until the table says where the new memory is."""
+    children = {}
+
+    def work(comm) -> None:
+        child = children[comm.rank] = comm.split(0)
+        sent = FakeBuffer(comm, np.full(LARGE, 7))
+        got = FakeBuffer(comm, LARGE, symmetric=True)
+        lookup = comm._state.symmetric.lookup
+        before = lookup(got.kept.data.ptr, 1)
+        calls = [partial(child.send, sent.array, 1), partial(child.recv, got.array, 0)]
+        for call in calls[comm.rank : comm.rank + 1]:
+            call()
+        child.synchronize()
+        if comm.rank == 0:
+            del got
+        other = comm.empty(8, "uint8")  # rank 0 has freed its array, the others have not
+        if comm.rank == 0:
+            calls[0]()
+        else:
+            del got
+        del calls[1:]
+        got = FakeBuffer(comm, 20 * LARGE, symmetric=True)
+        assert lookup(got.kept.data.ptr, 1) == before
+        part = from_pointer(got.array.pointer, LARGE, "int32", comm.rank)
+        if comm.rank == 1:
+            child.recv(part, 0)
+        child.synchronize()
+        if comm.rank == 1:
+            assert (got._values()[:LARGE] == 7).all()
+        del other
+
+    assert in_threads(comms, work) == []
+    assert named == [(1, True)] * 2
+    close([children[rank] for rank in range(3)])

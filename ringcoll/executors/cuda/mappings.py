@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from ringcoll.cuda.device import on_own_stream
@@ -25,6 +27,9 @@ class Mappings:
 
     def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
         self._symmetric, self._nranks, self._changes = symmetric, nranks, -1
+        # A call of this communicator and an ``empty`` of its parent may come at once; a signal
+        # handler may close the communicator in the middle.
+        self._writing, self._closed = threading.RLock(), False
         nbytes = (_MAPPINGS + MAX_REGISTRATIONS) * nranks * 8
         self._memory = allocate(ordinal, nbytes, what="the table of mappings")
 
@@ -46,7 +51,13 @@ class Mappings:
         """Write the rows of symmetric memory if it has changed; before a launch reads them."""
         if self._changes == self._symmetric.changes:
             return
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
         changes = self._symmetric.changes
+        if self._closed or self._changes == changes:
+            return
         table = np.zeros((_MAPPINGS, self._nranks), np.uint64)
         found = self._symmetric.pointers()
         if max(found, default=0) >= _MAPPINGS:
@@ -63,4 +74,6 @@ class Mappings:
 
     def close(self) -> None:
         """Free the memory."""
-        self._memory.free()
+        with self._writing:
+            self._closed = True
+            self._memory.free()

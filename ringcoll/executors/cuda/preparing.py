@@ -99,6 +99,7 @@ class CudaPreparer:
             made.enter_context(closing(hellos))
             self.async_errors = AsyncErrors(fabric, self.report, hellos, self.shared_state)
             self.mappings = made.enter_context(closing(Mappings(self.nranks, ordinal, symmetric)))
+            symmetric.read_by(self.mappings)
             self.streams = made.enter_context(closing(StreamPool(ordinal)))
             copies = [pointer + self.workspace.copies for pointer in pointers]
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
