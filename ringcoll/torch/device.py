@@ -151,6 +151,7 @@ class Device:
                 state.run(call, side.handle, given)
                 event = side.record_event()
         except BaseException as error:
+            tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
             raise_from(self._failed(error), error)
         return DeviceWork(self, event, (tensor,), current=current)
 

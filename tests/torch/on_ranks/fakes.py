@@ -187,6 +187,12 @@ def tensors_are_kept_for_the_side_stream_unless_the_caller_has_waited(rank, n):
             work.wait()
         del work
         assert fake.kept == ["side", "side"]
+        interrupt = mock.patch.object(
+            fake.async_stream, "record_event", side_effect=KeyboardInterrupt
+        )
+        with interrupt, pytest.raises(KeyboardInterrupt):  # behind the launch
+            dist.all_reduce(x, group=fake.group, async_op=True)
+        assert fake.kept == ["side", "side", "side"]
 
 
 def a_kept_call_looks_at_every_tensor_anew(rank, n):
