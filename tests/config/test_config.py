@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -24,7 +24,9 @@ from ringcoll.config import (
     starting,
 )
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from ringcoll.options import OPTION_TYPES
+from ringcoll.options import OPTION_TYPES, ProtocolName
+
+PROTOCOLS = ", ".join(get_args(ProtocolName))
 
 
 def my_ring(nranks):
@@ -115,8 +117,8 @@ def test_settings_are_no_options_of_a_call():
     [
         ("algorithm", "rng", ArgumentError, "one of ring, .*did you mean 'ring'"),
         ("algorithm", 3, ArgumentTypeError, "a function that returns a Plan"),
-        ("protocol", "simple", ArgumentError, "LL, LL128, Simple; did you mean 'Simple'"),
-        ("protocol", "ll", ArgumentError, "LL, LL128, Simple; did you mean 'LL'"),
+        ("protocol", "simple", ArgumentError, f"{PROTOCOLS}; did you mean 'Simple'"),
+        ("protocol", "ll", ArgumentError, f"{PROTOCOLS}; did you mean 'LL'"),
         ("engine", "cpu", ArgumentError, "one of sm, copy, host"),
         ("channels", 0, ArgumentError, "an integer >= 1"),
         ("slices", True, ArgumentTypeError, "an integer >= 1"),

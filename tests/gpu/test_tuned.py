@@ -16,7 +16,7 @@ from ringcoll.dtypes import dtype_of, op_of, premul_sum
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.workspace import Workspace
-from ringcoll.launch import ALL_MAPPED
+from ringcoll.launch import ALL_MAPPED, IN_BAND
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.kept import counts_alike
 from ringcoll.tuner.simple import is_large
@@ -197,7 +197,7 @@ def test_candidates_of_every_protocol_and_engine(name, mapped):
         assert all(each.choice.algorithm in ALGORITHMS[name] for each in found)
         return {(each.choice.engine, each.choice.launch.protocol) for each in found}
 
-    lines = {("sm", "LL"), ("sm", "LL128")}
+    lines = {("sm", protocol) for protocol in IN_BAND}
     assert ways(1 << 12) == lines
     assert ways(1 << 20) == lines | {("sm", "Simple")}
     copies = set() if mapped else {("copy", "Simple")}
