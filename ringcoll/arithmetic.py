@@ -83,7 +83,7 @@ class Reduction:
             return
         accumulator = dtype.accumulator
         self._ufunc = op.ufunc(accumulator)
-        self._direct = stored == accumulator and not (final and op.name == "avg")
+        self._direct = stored == accumulator and not (final and op.finishes)
         self._loaders: list[_Loader | None] = [None] * len(kinds)
         for k, kind in enumerate(kinds):
             if raw and raw[k]:
@@ -187,7 +187,7 @@ def _fold(
     ufunc = op.ufunc(dtype.accumulator)
     accumulator = dtype.accumulator
     step = TILE // accumulator.itemsize
-    divide = final and op.name == "avg"
+    finishes = final and op.finishes
     last = len(srcs) - 1
     # A wide destination on the memory of a narrow source writes ahead of what is still to be
     # read, unless the tiles go backward; a narrow one on a wide source needs them forward.
@@ -211,7 +211,7 @@ def _fold(
                 out = first if direct and k == last else spare
                 ufunc(left, right, out=out)
                 left = out
-            if divide:
+            if finishes:
                 if last == 0:
                     spare[...] = left
                     left = spare

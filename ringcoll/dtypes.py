@@ -155,6 +155,11 @@ class ReduceOp:
         """Whether ``load`` multiplies by :meth:`factor`."""
         return self.name == "premul_sum"
 
+    @property
+    def finishes(self) -> bool:
+        """Whether :meth:`finish` changes the combined value, which all ranks must be in."""
+        return self.name == "avg"
+
     def factor(self, dtype: DType) -> Array:
         """premul_sum's factor on this rank in the accumulator type, of no dimension.
 
@@ -187,7 +192,7 @@ class ReduceOp:
 
     def finish(self, total: Array, dtype: DType, nranks: int) -> Array:
         """The combined value, still in the accumulator: avg divides, once (may work in place)."""
-        if self.name != "avg":
+        if not self.finishes:
             return total
         if dtype.category == "int":
             # Toward zero, as C and NCCL divide; numpy's floor_divide rounds down.

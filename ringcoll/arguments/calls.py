@@ -157,7 +157,7 @@ def _scan(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, op: Any, root: Any
 ) -> Call:
     call = _all_reduce(name, rank, nranks, sendbuf, recvbuf, op, root)
-    if call.op is not None and call.op.name == "avg":
+    if call.op is not None and call.op.finishes:
         raise ArgumentError(
             f"{name} on rank {rank}: op={op!r} has no meaning for a part of the ranks; pass "
             f"op='sum' and divide by the number of ranks before"

@@ -165,8 +165,8 @@ def _ops(settings: Settings, dtype: DType, kind: Kind) -> tuple[str | None, ...]
         op = premul_sum(1) if name == _PREMUL else op_of(name)
         try:
             op.check(dtype)
-            if kind.prefix and name == "avg":
-                raise ArgumentError(f"-o avg: {kind.name} has no avg; name another operator")
+            if kind.prefix and op.finishes:
+                raise ArgumentError(f"-o {name}: {kind.name} has no {name}; name another operator")
         except ArgumentError:
             # With "all" of either, what makes no sense is left out.
             if every or settings.dtypes == ("all",):
