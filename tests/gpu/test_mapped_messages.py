@@ -21,7 +21,7 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
 
 __all__ = ["gpus", "memory"]
 
@@ -215,3 +215,21 @@ def test_memory_with_the_number_of_freed_memory_while_a_send_waits(comms, named)
     assert in_threads(comms, work) == []
     assert named == [(1, True)] * 2
     close([children[rank] for rank in range(3)])
+
+
+def test_many_ranks_of_one_gpu_stage_their_messages(monkeypatch, memory):
+    """The words of 8 ranks for both ways would not fit the parameter of a launch."""
+    gpus = fake(monkeypatch, 1, sms=130)
+    comms = ringcoll.init_all([0] * 8, device="cuda", timeout=60)
+    count = 120_000
+
+    def work(comm) -> None:
+        sent = FakeBuffer(comm, np.repeat(np.arange(8) + 10 * comm.rank, count))
+        got = FakeBuffer(comm, 8 * count, symmetric=True)
+        comm.all_to_all_v(sent.array, [count] * 8, got.array, [count] * 8)
+        comm.synchronize()
+        got.check(np.repeat(10 * np.arange(8) + comm.rank, count))
+
+    assert in_threads(comms, work) == []
+    close(comms)
+    gpus.close()

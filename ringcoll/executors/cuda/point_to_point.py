@@ -93,6 +93,7 @@ class Half:
     sends: bool
     messages: tuple[Message, ...]
     copies: bool = field(default=False)
+    stages: bool = field(default=False)  # never directly, which takes words of their own
 
 
 def window_bytes(workspace: Workspace) -> int:
@@ -145,7 +146,10 @@ def form_of(message: Message, workspace: Workspace, *, direct: bool = False) -> 
 def shared_out(halves: Sequence[Half], workspace: Workspace, most: int, where: str) -> list[int]:
     """CUDA blocks of each half, ``most`` together: one for each replica if there are enough."""
     wanted = [
-        max(form_of(each, workspace, direct=not each.scratch).replicas for each in half.messages)
+        max(
+            form_of(each, workspace, direct=not (each.scratch or half.stages)).replicas
+            for each in half.messages
+        )
         for half in halves
     ]
     left = most - len(halves)
@@ -207,10 +211,14 @@ def _half(workspace: Workspace, at: Addresses, half: Half, first: int, blocks: i
     for message in half.messages:
         staged = form_of(message, workspace)
         forms = [staged]
-        if staged.large and not (staged.scratch or half.copies):
+        if staged.large and not (staged.scratch or half.copies or half.stages):
             forms.append(form_of(message, workspace, direct=True))
         programs = [list(_block(workspace, at, half, message, form)) for form in forms]
-        direct = IN_SCRATCH if staged.scratch else forms[1].replicas if forms[1:] else 0
+        direct = forms[1].replicas if forms[1:] else 0
+        if staged.scratch:
+            direct = IN_SCRATCH
+        elif half.stages and staged.large:
+            direct = 1  # says that it is large; its receiver names no buffer
         lengths = len(programs[0]) | sum(map(len, programs)) << 16
         how = (blocks if half.copies else staged.replicas) | direct << 16 | lengths << 32
         words += message_words(message, how, 0 if half.sends else message.mapped)

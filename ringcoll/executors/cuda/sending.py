@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 KEPT = 128
 """Launches that a rank keeps; the oldest goes first."""
 
+_DIRECT_RANKS = 4
+"""Ranks of a GPU whose large messages to each other may be written directly: the words for both
+ways, of more ranks, do not fit the parameter of their one launch."""
+
 _GIVEN = 3
 """Addresses that a launch is given for each call: INPUT, OUTPUT, OUTPUT as its sender maps it."""
 
@@ -367,6 +371,8 @@ class CudaPairs:
 def _halves(member: Member, records: list[_Record]) -> list[Half]:
     """The calls of a rank by peer and direction; their signature texts go to ``records``."""
     shared_state = member.pairs.executor.shared_state
+    sharing = member.pairs.executor.shared_launch.ranks
+    staging = sharing if len(sharing) > _DIRECT_RANKS else ()
     found: dict[tuple[int, bool, bool], list[Message]] = {}
     for at, call in enumerate(member.calls):
         copies = call.send is not None and call.recv is not None
@@ -383,13 +389,14 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
             address = target if call.send is None else source
             number = next(shared_state.numbers)
             records.append((shared_state, number, call.tagged(call.shown or text)))
-            mapped = 0 if call.recv is None else given_address(0, _GIVEN * at + 2)
+            stages = call.recv is None or call.peer in staging
+            mapped = 0 if stages else given_address(0, _GIVEN * at + 2)
             message = Message(
                 address, call.nbytes, text, number, mapped=mapped, scratch=member.in_scratch(at)
             )
         found.setdefault((call.peer, call.send is not None, copies), []).append(message)
     return [
-        Half(peer, sends, tuple(messages), copies)
+        Half(peer, sends, tuple(messages), copies, peer in staging and not copies)
         for (peer, sends, copies), messages in found.items()
     ]
 
