@@ -20,8 +20,12 @@ _TICK_SECONDS = 0.2
 
 def check_target(option: str, target: str | None) -> None:
     """Refuse before a long work a file that could not be written after it."""
-    if target not in (None, "-") and not Path(str(target)).absolute().parent.is_dir():
-        raise ArgumentError(f"{option} {target}: {os.strerror(errno.ENOENT)}")
+    if target in (None, "-"):
+        return
+    path = Path(str(target)).absolute()
+    if path.is_dir() or not path.parent.is_dir():
+        why = errno.EISDIR if path.is_dir() else errno.ENOENT
+        raise ArgumentError(f"{option} {target}: {os.strerror(why)}")
 
 
 def write_text(option: str, target: str | None, text: str) -> None:

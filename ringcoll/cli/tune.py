@@ -128,7 +128,9 @@ def _measure(args: argparse.Namespace) -> int:
 
     world = World(1, args.device)
     sizes = _sizes(args, on_gpu=world.on_gpu())
-    names = COLLECTIVES if args.collectives is None else tuple(args.collectives.split(","))
+    names = COLLECTIVES
+    if args.collectives is not None:
+        names = tuple(dict.fromkeys(args.collectives.split(",")))
     for name in names:
         if name not in COLLECTIVES:
             raise ArgumentError(f"--collectives {name}: one of {', '.join(COLLECTIVES)}")
@@ -155,6 +157,8 @@ def _sizes(args: argparse.Namespace, *, on_gpu: bool) -> tuple[int, ...]:
     if args.factor < 2 or args.min < 1:
         raise ArgumentError(f"--min {args.min} --factor {args.factor}: at least 1 and 2")
     most = args.max if args.max is not None else (256 << 20 if on_gpu else 4 << 20)
+    if most < args.min:
+        raise ArgumentError(f"--min {args.min}: more than --max {most}")
     found, size = [], args.min
     while size <= most:
         found.append(size)

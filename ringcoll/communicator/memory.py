@@ -145,7 +145,8 @@ class Memory(Calling):
         of automatically registered memory, and symmetric arrays that all ranks have freed; CPU
         ranks such arrays and, where they are threads, the pages of staged data. Kept calls are
         prepared again. A large call later takes what it needs again, and memory that calls captured
-        in a CUDA graph may use stays until the communicator is closed. See :meth:`memory`.
+        in a CUDA graph may use stays until the communicator is closed, except symmetric arrays
+        that the program has dropped. See :meth:`memory`.
 
         Raises:
             UsageError: inside :func:`ringcoll.group`.

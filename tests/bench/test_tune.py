@@ -165,6 +165,8 @@ def test_the_summary_counts_what_is_slower_for_sure():
         (["--ranks", "1"], "--ranks 1: at least 2"),
         (["--factor", "1"], "--factor 1: at least 1 and 2"),
         (["--out", "/nowhere/t.json"], "--out /nowhere/t.json: No such file"),
+        (["--out", "."], "--out .: Is a directory"),
+        (["--min", "1M", "--max", "1K"], "--min 1048576: more than --max 1024"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(words, message, capsys, monkeypatch):
@@ -203,3 +205,16 @@ def test_options_of_the_environment_that_leave_out_tables_are_refused(
     monkeypatch.setenv(f"RINGCOLL_{name}", value)
     assert main(["tune", "--ranks", "2", "--device", "cpu"]) != 0
     assert f"RINGCOLL_{name} is set, but calls with it take no table" in capsys.readouterr().err
+
+
+def test_a_collective_named_twice_is_measured_once(monkeypatch):
+    swept: list[Sweep] = []
+
+    def measured(_world: World, sweep: Sweep, _shown: Any) -> Any:
+        swept.append(sweep)
+        raise ringcoll.ArgumentError("enough")
+
+    monkeypatch.setattr("ringcoll.bench.tune.tune", measured)
+    words = "tune --device cpu --member 2 --collectives reduce,reduce"
+    assert main(words.split()) == 2
+    assert [each.collectives for each in swept] == [("reduce",)]
