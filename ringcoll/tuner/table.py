@@ -116,9 +116,17 @@ class Table:
         return self.entry(call.collective, call.nbytes, mapped=mapped)
 
     def copies(self, call: Call, limits: Limits) -> bool | None:
-        """Whether copy engines run a call, by its entry for plain memory; None without one."""
-        entry = self.entry_of(call, replace(limits, mapped=frozenset()))
-        return None if entry is None else entry.timed[0].engine == "copy"
+        """Whether copy engines run a call; None without an entry for plain memory.
+
+        They run it on any memory, so they must not be slower than kernels on mapped memory, as
+        symmetric arrays are, and arrays that are used again become.
+        """
+        free = replace(limits, large_scratch=False)
+        plain = self.entry_of(call, replace(free, mapped=frozenset()))
+        if plain is None:
+            return None
+        best, direct = plain.timed[0], self.entry_of(call, replace(free, mapped=ALL_MAPPED))
+        return best.engine == "copy" and (direct is None or best.seconds <= direct.timed[0].seconds)
 
     def decides(self, call: Call, limits: Limits) -> bool:
         """Whether a program of a call has an entry."""

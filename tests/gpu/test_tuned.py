@@ -134,6 +134,16 @@ def test_calls_that_copy_engines_cannot_run_are_left_to_kernels():
     assert not by_copies(2, "all_reduce", 1 << 20, at=64 << 20)
 
 
+@pytest.mark.parametrize(("seconds", "copies"), [(1.1e-4, True), (0.9e-4, False)])
+def test_copies_are_not_chosen_where_kernels_on_mapped_memory_are_faster(seconds, copies):
+    direct = {**on_gpu("one_shot"), "seconds": seconds}
+    plain = entry(LARGE, on_gpu("all_pairs_pull", engine="copy"))
+    table = parse(json.dumps(content(entries=[plain, entry(LARGE, direct, mapped=True)])))
+    machine = replace(BARE, table=table)
+    assert is_large(call(LARGE), machine, Limits()) == copies
+    assert is_large(call(LARGE), machine, Limits(mapped=ALL_MAPPED)) == copies
+
+
 def test_copies_that_begin_at_some_call_change_no_order_of_sums():
     assert not by_copies(4, "all_reduce", LARGE)
     assert by_copies(4, "all_gather", LARGE, None)
