@@ -60,6 +60,7 @@ class BoundRows:
 
     def move_to(self, call: Call, given: Given) -> None:
         """Let the rows work on the arrays of a call of the same shape."""
+        self.given = ()  # an interrupt below leaves all to be done again
         user = {Buffer.INPUT: call.send, Buffer.OUTPUT: call.recv}
         for buffer, array in user.items():
             if array is not None:

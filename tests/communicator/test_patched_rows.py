@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cpu_call import BoundRows
+from ringcoll.plan import Buffer
 from ringcoll.tuner import choose
 
 NAMES = [name for name in COLLECTIVES if name not in ("send", "barrier")]
@@ -162,3 +164,24 @@ def test_patched_rows_are_those_of_a_first_call(monkeypatch, nranks, calls):
     ringcoll.spawn(work, nranks, timeout=120)
     assert len(compared.patched) == calls * nranks
     assert sum(compared.patched) > calls * nranks // 4
+
+
+def test_rows_that_an_interrupt_has_left_half_moved_are_moved_again():
+    """Their arrays are then of two calls, and another may come at the addresses of the first."""
+
+    class Interrupted(list[Any]):
+        def __setitem__(self, *_):
+            raise KeyboardInterrupt
+
+    moved: list[Any] = [None]
+    key, calls = (Buffer.INPUT, False), []
+    for value in (1, 2):
+        array = np.full(4, value)
+        calls.append((SimpleNamespace(rank=0, send=array, recv=None), (value, 0, 0, 0)))
+    rows: Any = BoundRows(True, [], user_parts=[(moved, 0, key, slice(4))])
+    rows.move_to(*calls[0])
+    rows.user_parts.append((Interrupted([None]), 0, key, slice(4)))
+    with pytest.raises(KeyboardInterrupt):
+        rows.move_to(*calls[1])
+    assert moved[0] is not None and moved[0][0] == 2
+    assert rows.given != calls[0][1]
