@@ -50,6 +50,7 @@ KERNEL_WAIT = 0.25
 Simple."""
 
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
+_PATIENCE, _AGAIN = 0.25, 5.0  # seconds: see GenericLaunch._earlier_ended
 
 
 class Launching(Protocol):
@@ -270,9 +271,8 @@ class KernelLoading:
 class GenericLaunch:
     """A launch by a generic kernel until the call's own is loaded.
 
-    Unless it may be ``captured``, the communicator is alone: once its own kernel is compiled, the
-    next launch waits for the calls before it, and a capture, which keeps what it records, for the
-    compiler.
+    Unless it may be ``captured``, the communicator is alone: a capture, which keeps what it
+    records, waits for the own kernel.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class GenericLaunch:
     ) -> None:
         self._loading, self._launch, self._body, self._made = loading, generic, body, made
         self._captured = captured
-        self._waits = True
+        self._waits, self._next = True, 0.0
         with _lock:
             _pending.add(self)
 
@@ -310,15 +310,29 @@ class GenericLaunch:
                 with outside_capture():
                     self.load()
         elif self._compiled():
-            alone = not self._captured and others_idle(order)
-            if alone:
-                self._loading._await_own()  # once: a program may never let the device idle
-            # Else own calls count, too: one thread may launch for all ranks, and must not wait.
-            if (alone or order.earlier_ended()) and others_idle(order):
+            # Own calls count, too: one thread may launch for all ranks.
+            if self._earlier_ended() and others_idle(order):
                 for each in _waiting_on(order.ordinal):
                     each.load()
             else:
                 order.marking = True  # from the next call on: this one is not launched yet
+
+    def _earlier_ended(self) -> bool:
+        """Whether the calls before have ended; an alone communicator waits a moment, now and then.
+
+        Else a program that never lets the device idle would keep the generic kernel. Not for long:
+        what the calls wait for may be another rank that waits for this thread.
+        """
+        order, now = self._loading.order, time.monotonic()
+        if self._captured or now < self._next or not others_idle(order):
+            return order.earlier_ended()
+        self._next, pause = now + _AGAIN, _FIRST_SLEEP
+        while not order.earlier_ended():
+            if time.monotonic() > now + _PATIENCE:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SLEEP)
+        return True
 
     def _compiled(self) -> bool:
         return self._loading._compiled(self._body.text)
