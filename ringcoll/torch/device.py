@@ -51,7 +51,6 @@ class Device:
         self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
-        self._finished = Finished(())
 
     # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
@@ -107,8 +106,8 @@ class Device:
     ) -> Finished:
         """One collective in place on a dense tensor, on the current stream.
 
-        All blocking calls share one Work, without outputs, since to make one takes as long as to
-        find the call. None in its place, as NCCL's group returns it, crashes callers in C++.
+        Returns a Work, although ``dist.all_reduce`` drops it: callers in C++ crash on None, as
+        NCCL's group returns it, and others take its future.
         """
         if kept is None and tensor.get_device() != self.ordinal:
             raise wrong_device(tensor, self._where)
@@ -120,7 +119,7 @@ class Device:
                 self._enqueue(kept or self._calls.find(name, tensor, None, op, root))
         except BaseException as error:
             raise_from(self._failed(error), error)
-        return self._finished
+        return Finished((tensor,))
 
     def in_place_async(
         self,

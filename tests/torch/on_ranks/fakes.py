@@ -266,14 +266,16 @@ def errors_of_kept_calls_are_those_of_the_group(rank, n):
         assert isinstance(fake.group._failure, RankLostError)
 
 
-def blocking_calls_share_a_work_that_callers_in_c_may_wait_for(rank, n):
-    """None in its place is a Work without an object to them, and crashes."""
+def blocking_calls_return_a_work_with_a_future(rank, n):
+    """None in its place is a Work without an object to callers in C++, and crashes them."""
     fake = Fake()
     with fake.device():
         x, options = torch.ones(1), dist.AllreduceOptions()
         options.asyncOp = False
-        works = [fake.group.allreduce([x], options) for _ in range(2)]
-        assert works[0] is works[1] and works[0].wait() and works[0].result() == []
+        works = [fake.group.allreduce([x], options) for _ in range(2)]  # the second one is kept
+        for work in works:
+            assert work.wait() and work.result()[0] is x
+            assert work.get_future().wait()[0].data_ptr() == x.data_ptr()
         assert dist.ProcessGroup.allreduce(fake.group, [x], options).wait()
         assert dist.all_reduce(x, group=fake.group) is None
         assert fake.group.allreduce([x]).wait()
