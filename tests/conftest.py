@@ -84,6 +84,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["RINGCOLL_KERNEL_WAIT"] = "inf"
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """No test leaves a variable of the package to the next: benchmarks set some."""
+    before = {name: os.environ[name] for name in os.environ if name.startswith("RINGCOLL_")}
+    yield
+    for name in [n for n in os.environ if n.startswith("RINGCOLL_") and n not in before]:
+        del os.environ[name]
+    os.environ.update(before)
+
+
 class FailuresByName:
     """Names a test at once when it fails: workers' letters F have no names until all have ended."""
 

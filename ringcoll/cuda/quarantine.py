@@ -66,7 +66,8 @@ def sweep() -> None:
 def _call(free: Callable[[], None]) -> None:
     try:
         free()
-    except RuntimeError as error:  # of a device that has failed: its next user gets it too
+    # Of a device that has failed: its next user gets it too. What has ended fails no other call.
+    except Exception as error:
         _log.warning("cannot free quarantined memory of a GPU: %s", error)
 
 

@@ -94,12 +94,15 @@ def test_trim_gives_back_what_large_calls_have_touched():
         x = np.full(1 << 21, comm.rank + 1.0)
         comm.all_reduce(np.ones(3))
         comm.trim()
+        comm.barrier()  # all ranks are of this process, and have given back theirs
         before = resident()
         comm.barrier()
         comm.all_reduce(x)
         comm.barrier()
         held = resident() - before
+        comm.barrier()
         comm.trim()
+        comm.barrier()
         left = resident() - before
         comm.barrier()
         works = [comm.all_reduce(x, async_op=True) for _ in range(2)]

@@ -34,6 +34,7 @@ def stand_in(monkeypatch):
         monkeypatch.setattr(driver, "_driver", lambda: runtime.driver)
         return runtime
 
+    quarantine._dropped.clear()  # of other runtimes
     yield make
     quarantine._waiting.clear()
 

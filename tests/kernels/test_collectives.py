@@ -16,6 +16,7 @@ from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_texts
+from ringcoll.executors.cuda.message_copies import message_gate_text
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.executors.cuda_nodes.phases import fold_text
@@ -195,6 +196,7 @@ def test_only_the_machine_is_stood_in_for() -> None:
     for launch in (LL, STAGED):
         used |= headers_of(world.body(Case(plan, launch)).text)
     used |= headers_of(gate_text(2))
+    used |= headers_of(message_gate_text(2))
     used |= headers_of(pairs_text(2, 1, 64))
     used |= headers_of(staging_text())
     for text in generic_texts(2):

@@ -96,9 +96,13 @@ def message_gate_body(workspace: Workspace, half: Half, gate: CopyGate) -> Body:
         *message_words(message, IN_SCRATCH << 16),
         *gate.words,
     ]
-    constants = {"RANKS": workspace.nranks, "LOCAL": 1, "WORDS": _WORDS}
-    text = kernel_text(
+    words += [0] * (_WORDS - len(words))
+    return Body(message_gate_text(workspace.nranks), (tuple(words),), (0,), 0, 0)
+
+
+def message_gate_text(nranks: int) -> str:
+    """The source text of all gates of messages of so many ranks."""
+    constants = {"RANKS": nranks, "LOCAL": 1, "WORDS": _WORDS}
+    return kernel_text(
         "message_gates", constants, f"{GATE_THREADS}", "pairs::run_gate(args, args.local[0]);"
     )
-    words += [0] * (_WORDS - len(words))
-    return Body(text, (tuple(words),), (0,), 0, 0)
