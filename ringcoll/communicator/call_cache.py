@@ -90,6 +90,9 @@ class CheckedCall:
 class CallCache:
     """The prepared calls of one communicator; ``how`` is for preparing them."""
 
+    _counted = False
+    """Whether a launch is given the count too: its prepared call serves others."""
+
     def __init__(self, state: Any, **how: bool) -> None:
         self._state, self._how = state, how
         self._checked: dict[Hashable, CheckedCall] = {}
@@ -117,7 +120,8 @@ class CallCache:
         at, input_, output = (first, second, 0), checked.input, checked.output
         start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
         if checked.any_class is not None:
-            return checked.any_class, (start, end, 0, 0)
+            given = (start, end, 0, 0, checked.count) if self._counted else (start, end, 0, 0)
+            return checked.any_class, given
         return self._in_memory(checked, start, end)
 
     def find_like(

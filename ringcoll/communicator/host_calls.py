@@ -24,25 +24,12 @@ from ringcoll.views import Extent, extent_of, view_at
 class HostCalls(CallCache):
     """The prepared calls of one communicator of CPU ranks."""
 
+    _counted = True
+
     def __init__(self, state: Any) -> None:
         super().__init__(state)
         self._of_size: dict[Hashable, CheckedCall] = {}
         """By shape and power of two, the call whose preparation serves counts about its own."""
-
-    def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
-        """As of any calls, with the count."""
-        checked = self._checked.get(key)
-        if second and first:
-            distance = second - first
-            if checked is None or -checked.nbytes[1] < distance < checked.nbytes[0]:
-                checked = self._checked.get((key, distance))
-        if checked is None:
-            return None
-        at, input_, output = (first, second, 0), checked.input, checked.output
-        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
-        if checked.any_class is not None:
-            return checked.any_class, (start, end, 0, 0, checked.count)
-        return self._in_memory(checked, start, end)
 
     @explained
     def find_recounted(
