@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ringcoll.bootstrap.tcp import unique_id
     from ringcoll.collectives import Collective
     from ringcoll.communicator.call_options import CallOptions
+    from ringcoll.communicator.cpu.progress import Envelope
     from ringcoll.communicator.group import group
-    from ringcoll.communicator.progress import Envelope
     from ringcoll.communicator.public import Communicator
-    from ringcoll.communicator.start import init, init_all, spawn
+    from ringcoll.communicator.setup.start import init, init_all, spawn
     from ringcoll.communicator.topology import Topology
     from ringcoll.communicator.work import Work
     from ringcoll.config import Config
@@ -96,11 +96,11 @@ _HOMES = {
     "Collective": "ringcoll.collectives",
     "CallOptions": "ringcoll.communicator.call_options",
     "group": "ringcoll.communicator.group",
-    "Envelope": "ringcoll.communicator.progress",
+    "Envelope": "ringcoll.communicator.cpu.progress",
     "Communicator": "ringcoll.communicator.public",
-    "init": "ringcoll.communicator.start",
-    "init_all": "ringcoll.communicator.start",
-    "spawn": "ringcoll.communicator.start",
+    "init": "ringcoll.communicator.setup.start",
+    "init_all": "ringcoll.communicator.setup.start",
+    "spawn": "ringcoll.communicator.setup.start",
     "Topology": "ringcoll.communicator.topology",
     "Work": "ringcoll.communicator.work",
     "Config": "ringcoll.config",

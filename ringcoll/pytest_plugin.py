@@ -109,7 +109,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a marked test on every rank; the first failure is the test's."""
     if pyfuncitem.get_closest_marker("ringcoll") is None:
         return None
-    from ringcoll.communicator.start import run_ranks
+    from ringcoll.communicator.setup.start import run_ranks
 
     names = pyfuncitem._fixtureinfo.argnames
     values = {name: pyfuncitem.funcargs[name] for name in names if name != _COMM}

@@ -224,6 +224,6 @@ class Ringcoll(Library):
 
 def _in_layers(state: RankState, call: Call, config: Config) -> bool:
     """Whether GPU ranks on several nodes run a call in two layers."""
-    from ringcoll.communicator.gpu_nodes import NodesState
+    from ringcoll.communicator.cuda.nodes import NodesState
 
     return isinstance(state, NodesState) and state.in_layers(call, config)

@@ -28,7 +28,7 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bench.timing import Timing
 from ringcoll.bench.worlds import World, agree, gather_numbers
 from ringcoll.collectives import COLLECTIVES as COLLECTIVES_BY_NAME
-from ringcoll.communicator.tuning import machine_of, own_path
+from ringcoll.communicator.setup.tuning import machine_of, own_path
 from ringcoll.config import from_environment
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError

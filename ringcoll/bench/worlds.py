@@ -12,7 +12,7 @@ import numpy as np
 
 from ringcoll.bench.environment import gpus, wanted_device
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import init, init_all, spawn
+from ringcoll.communicator.setup.start import init, init_all, spawn
 
 T = TypeVar("T")
 

@@ -171,7 +171,7 @@ def _sizes(args: argparse.Namespace, *, on_gpu: bool) -> tuple[int, ...]:
 def _keep(found: Tuned, args: argparse.Namespace) -> None:
     """Write the table and show it."""
     from ringcoll.bench.tune import about
-    from ringcoll.communicator.tuning import write_table
+    from ringcoll.communicator.setup.tuning import write_table
     from ringcoll.tuner.table import as_json
 
     path = found.path if args.out is None else Path(args.out)

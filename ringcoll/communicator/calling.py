@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from ringcoll.communicator.cpu_engine import CpuEngine
+from ringcoll.communicator.cpu.engine import CpuEngine
 from ringcoll.communicator.engine import Engine
 from ringcoll.communicator.group import Group, current
 from ringcoll.communicator.rank import RankState
@@ -62,7 +62,7 @@ def _engine_of(state: Any) -> Engine:
     """The engine of a rank, by where it computes."""
     if not state.on_gpu:
         return CpuEngine(state, state.fabric.nranks)
-    from ringcoll.communicator.cuda_engine import CudaEngine
+    from ringcoll.communicator.cuda.engine import CudaEngine
 
     return CudaEngine(state, state.fabric.nranks)
 

@@ -25,8 +25,8 @@ from ringcoll.tuner.predicted import predicted
 from ringcoll.tuner.proof import prove_algorithm
 
 if TYPE_CHECKING:
-    from ringcoll.communicator.gpu import CudaState
-    from ringcoll.communicator.rank_calls import RankCalls
+    from ringcoll.communicator.cpu.rank_calls import RankCalls
+    from ringcoll.communicator.cuda.state import CudaState
 
 _MOST_BYTES = 1 << 36
 """The largest size for which a choice is searched."""

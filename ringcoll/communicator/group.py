@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.cpu.progress import Progress
+from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.failures import error_text, more_frames, settle
-from ringcoll.communicator.progress import Progress
 from ringcoll.communicator.rank import RankState
-from ringcoll.communicator.waiting import wait_for
 from ringcoll.communicator.work import Work
 from ringcoll.executors.contract import GroupCall, LaunchRequest
 from ringcoll.executors.drive import Task, drive

@@ -9,16 +9,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ringcoll.communicator.children import pack_color, ranks_of_color, remaining
+from ringcoll.communicator.cpu.progress import Progress
+from ringcoll.communicator.cpu.rank_calls import RankCalls
 from ringcoll.communicator.failures import reason_of
-from ringcoll.communicator.machine import agree_among, unknown
-from ringcoll.communicator.progress import Progress
-from ringcoll.communicator.rank_calls import RankCalls
+from ringcoll.communicator.setup.children import pack_color, ranks_of_color, remaining
+from ringcoll.communicator.setup.machine import agree_among, unknown
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.tracebacks import install
 from ringcoll.config import Config, resolve
 from ringcoll.errors import MismatchError, RankLostError
-from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.shared_state import MESSAGES, VECTOR

@@ -19,12 +19,12 @@ from ringcoll.errors import (
     UsageError,
 )
 from ringcoll.executors.contract import Executor, PairExecutor
-from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.executors.point_to_point import ActivePairCall, Pairs
 from ringcoll.fabric import Fabric
 
 if TYPE_CHECKING:
-    from ringcoll.communicator.progress import Progress
+    from ringcoll.communicator.cpu.progress import Progress
 
 _log = logging.getLogger("ringcoll")
 

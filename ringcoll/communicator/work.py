@@ -12,7 +12,7 @@ from ringcoll.options import checked_limit
 
 if TYPE_CHECKING:
     from ringcoll.arguments.calls import Call
-    from ringcoll.communicator.progress import Progress
+    from ringcoll.communicator.cpu.progress import Progress
     from ringcoll.communicator.rank import RankState
 
 _LONGEST_WAIT = 0.5  # seconds until a waiting thread looks again

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ringcoll.arguments.buffers import in_memory_order
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.bootstrap.tcp import TcpBootstrap
-from ringcoll.communicator.current_device import on_current_device
+from ringcoll.communicator.cuda.current_device import on_current_device
 from ringcoll.communicator.public import Communicator
 from ringcoll.cupyx.matrices import is_sparse
 from ringcoll.cupyx.sparse import SparseCalls

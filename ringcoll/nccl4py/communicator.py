@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ringcoll.communicator.public as public
-from ringcoll.communicator.current_device import on_current_device
-from ringcoll.communicator.start import init_all
+from ringcoll.communicator.cuda.current_device import on_current_device
+from ringcoll.communicator.setup.start import init_all
 from ringcoll.cuda.device import available, devices
 from ringcoll.dtypes import premul_sum
 from ringcoll.errors import (

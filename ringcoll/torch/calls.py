@@ -10,7 +10,7 @@ from typing import Any
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.call_cache import CallCache
-from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import ReduceOp

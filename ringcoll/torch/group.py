@@ -24,7 +24,7 @@ from ringcoll.bootstrap import ending
 from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import communicator_on
+from ringcoll.communicator.setup.start import communicator_on
 from ringcoll.config import Config, starting
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, UsageError
 from ringcoll.fabric import open_fabric

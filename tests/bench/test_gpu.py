@@ -20,7 +20,7 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bench.timing import Timing
 from ringcoll.bench.torch_peers import Nccl
 from ringcoll.bench.worlds import World
-from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, MachineError

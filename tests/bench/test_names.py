@@ -10,8 +10,8 @@ from ringcoll.bench.library import Ringcoll
 from ringcoll.communicator.rank import RankState
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.binder import HostFits
-from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.executors.cpu.binder import HostFits
+from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.tuner import CpuRanks
 from ringcoll.tuner.kept import KeptChoices
 

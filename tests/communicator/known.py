@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ringcoll.communicator import machine
+from ringcoll.communicator.setup import machine
 from ringcoll.communicator.topology import Topology
 from ringcoll.topology.document import write
 from ringcoll.topology.presets import preset_document

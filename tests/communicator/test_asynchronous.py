@@ -15,8 +15,8 @@ import pytest
 
 import ringcoll
 from ringcoll import ClosedError, DeadlineError, MismatchError
+from ringcoll.communicator.cpu.worker import Worker
 from ringcoll.communicator.work import Latch
-from ringcoll.communicator.worker import Worker
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.views import start_of
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.communicator.cpu_engine import CpuEngine
+from ringcoll.communicator.cpu.engine import CpuEngine
 
 PACKAGE = Path(ringcoll.__file__).parent
 
@@ -64,7 +64,7 @@ def test_a_warm_call_enters_at_most_15_functions(kind):
     assert 10 < len(way) <= 15, way
     assert way[:2] == [
         "communicator/collectives.py: all_reduce",
-        "communicator/cpu_engine.py: collective",
+        "communicator/cpu/engine.py: collective",
     ]
 
 

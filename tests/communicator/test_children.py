@@ -7,7 +7,7 @@ import pytest
 
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
-from ringcoll.executors import cpu
+from ringcoll.executors.cpu import executor
 from ringcoll.fabric.thread import ThreadFabric
 
 
@@ -94,7 +94,7 @@ def test_ranks_of_a_child_that_disagree_about_its_options_are_told():
 def mapped(monkeypatch):
     """Whether each large call could reach the peers' INPUT and OUTPUT."""
     found = []
-    honest = vars(cpu)["agreed"]
+    honest = vars(executor)["agreed"]
 
     def agreed(call, hellos, **ranks):
         buffers, in_place = honest(call, hellos, **ranks)
@@ -102,7 +102,7 @@ def mapped(monkeypatch):
             found.append(sorted(buffer.value for buffer in buffers))
         return buffers, in_place
 
-    monkeypatch.setattr(cpu, "agreed", agreed)
+    monkeypatch.setattr(executor, "agreed", agreed)
     return found
 
 

@@ -17,12 +17,12 @@ from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.call_cache import CACHED_CALLS
+from ringcoll.communicator.cpu.host_calls import HostCalls
 from ringcoll.communicator.explaining import call_of
-from ringcoll.communicator.host_calls import HostCalls
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import Error
-from ringcoll.executors.binder import HostFits
-from ringcoll.executors.cpu_call import COUNTS, CpuCall
+from ringcoll.executors.cpu.binder import HostFits
+from ringcoll.executors.cpu.cpu_call import COUNTS, CpuCall
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 from ringcoll.tuner import Choice, CpuRanks, Limits, choose, measured

@@ -12,7 +12,7 @@ import pytest
 import ringcoll
 from ringcoll import ArgumentError, MachineError, OutOfMemory
 from ringcoll.communicator import call_cache
-from ringcoll.executors import binder, cpu
+from ringcoll.executors.cpu import binder, executor
 from ringcoll.executors.shared_state import SharedState
 
 
@@ -112,7 +112,7 @@ def failing_once(monkeypatch, owner, name, error):
     ("owner", "name"),
     [
         (call_cache, "prepare"),
-        (cpu.CpuExecutor, "prepare"),
+        (executor.CpuExecutor, "prepare"),
         (SharedState, "record"),
         (SharedState, "enter"),
     ],

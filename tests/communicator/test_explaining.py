@@ -13,7 +13,7 @@ import ringcoll
 from ringcoll import Block, Buffer, Chunk, Collective, Plan, Step, tuner
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of

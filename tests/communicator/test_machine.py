@@ -12,8 +12,8 @@ import pytest
 
 import ringcoll
 from ringcoll import ArgumentError, MachineError, MismatchError
-from ringcoll.communicator import machine, start
-from ringcoll.communicator.machine import agree
+from ringcoll.communicator.setup import machine, start
+from ringcoll.communicator.setup.machine import agree
 from ringcoll.config import starting
 from ringcoll.fabric import each, thread_fabrics
 from ringcoll.topology.document import parse, write

@@ -12,7 +12,7 @@ import pytest
 
 import ringcoll
 from ringcoll import ANY, AbortedError, ClosedError, DeadlineError, MismatchError, RankLostError
-from ringcoll.communicator.message_thread import MessageThread
+from ringcoll.communicator.cpu.message_thread import MessageThread
 
 LARGE = 300_000
 """Elements: many slices of a landing zone."""

@@ -12,12 +12,12 @@ import ringcoll
 from ringcoll.bench.cases import Section
 from ringcoll.bench.library import Ringcoll
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.explaining import call_of, reachable
-from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.binder import Binder
+from ringcoll.executors.cpu.binder import Binder
 from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.workspace import Workspace

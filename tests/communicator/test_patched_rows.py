@@ -14,8 +14,8 @@ import ringcoll
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.cpu import CpuExecutor
-from ringcoll.executors.cpu_call import BoundRows
+from ringcoll.executors.cpu.cpu_call import BoundRows
+from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.plan import Buffer
 from ringcoll.tuner import choose
 

@@ -58,7 +58,7 @@ def test_calls_of_many_rows_leave_nothing_behind(monkeypatch):
             comm.barrier()
         return held
 
-    monkeypatch.setattr("ringcoll.executors.binder.UNROLLED", 8)
+    monkeypatch.setattr("ringcoll.executors.cpu.binder.UNROLLED", 8)
     tracemalloc.start()
     try:
         before, *after = ringcoll.spawn(work, 2)[0]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.communicator import tuning
-from ringcoll.communicator.start import communicator_on
+from ringcoll.communicator.setup import tuning
+from ringcoll.communicator.setup.start import communicator_on
 from ringcoll.config import Config, Settings
 from ringcoll.fabric import Fabric, each, thread_fabrics
 from ringcoll.tuner import table as tables

@@ -9,7 +9,7 @@ import pytest
 
 import ringcoll
 from ringcoll import folders
-from ringcoll.communicator import devices
+from ringcoll.communicator.setup import devices
 
 ROOT = Path(__file__).parents[2]
 

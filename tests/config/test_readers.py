@@ -14,7 +14,8 @@ import pytest
 
 import ringcoll
 from ringcoll.arguments.calls import Call, prepare
-from ringcoll.communicator import devices, gpu, start
+from ringcoll.communicator.cuda import state
+from ringcoll.communicator.setup import devices, start
 from ringcoll.config import OPTIONS, SETTINGS, Config, merge, starting
 from ringcoll.cuda.device import Device
 from ringcoll.dtypes import dtype_of, op_of
@@ -137,7 +138,7 @@ def begun(how, patch):
     gone: list[object] = []
     patch.setattr(start, "placed", lambda *_: Device(0, "none", "0000:01:00.0", 9, 0, 132))
     patch.setattr(start, "loader", gone.append)
-    patch.setattr(gpu, "allocate_scratch", reached)
+    patch.setattr(state, "allocate_scratch", reached)
     try:
         ringcoll.init_all(1, **given)
     except Reached as stop:
@@ -181,7 +182,7 @@ def waits(how, patch):
 def read_in_source(name):
     """Whether a communicator is made by a setting: there need not be GPUs here."""
     folder = ROOT / "ringcoll" / "communicator"
-    trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == name

@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
+from ringcoll.communicator.cpu.worker import DeferredCall, Worker
 from ringcoll.communicator.work import Work
-from ringcoll.communicator.worker import DeferredCall, Worker
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError, UsageError
 
 

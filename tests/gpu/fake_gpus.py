@@ -205,7 +205,7 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("ringcoll.cuda.driver._driver", lambda: gpus)
     monkeypatch.setattr("cupy.cuda.Device", lambda ordinal: FakeDevice(gpus, ordinal))
     monkeypatch.setattr("cupy.cuda.get_current_stream", lambda *_ordinal: gpus.current)
-    monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
+    monkeypatch.setattr("ringcoll.communicator.setup.start.loader", lambda _cache_dir: gpus)
     workspace = partial(Workspace, **HALVES, zone_bytes=256 << 10)
     monkeypatch.setattr("ringcoll.executors.cuda.preparing.Workspace", workspace)
     # Calls of communicators that an earlier test has left ran on other devices.

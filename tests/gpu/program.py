@@ -12,9 +12,9 @@ from typing import Any
 import cupy
 
 from ringcoll.bootstrap import bootstrap_of
-from ringcoll.communicator.devices import loader
-from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
+from ringcoll.communicator.setup.devices import loader
 from ringcoll.config import DEFAULTS
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.arrays import device_array

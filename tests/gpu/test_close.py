@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringcoll.communicator import gpu
-from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.cuda import state
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.config import Config
 from ringcoll.errors import AbortedError, MachineError, RankLostError
 from ringcoll.executors.cuda.async_errors import Watchdog
@@ -17,7 +17,7 @@ from ringcoll.executors.cuda.async_errors import Watchdog
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch):
-    monkeypatch.setattr(gpu, "outside_capture", contextlib.nullcontext)
+    monkeypatch.setattr(state, "outside_capture", contextlib.nullcontext)
 
 
 class Waiting:

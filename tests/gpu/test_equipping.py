@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ringcoll
-from ringcoll.communicator import gpu
+from ringcoll.communicator.cuda import state
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.errors import Error, MachineError
@@ -25,14 +25,14 @@ from tests.gpu.fake_gpus import fake
 )
 def test_what_fails_leaves_no_arena(part, failing, monkeypatch):
     gpus = fake(monkeypatch, 2, sms=8)
-    made = getattr(gpu, part)
+    made = getattr(state, part)
 
     def refuse(first, *args, **kwargs):
         if getattr(first, "rank", -1) in failing:
             raise MachineError("no such kernel")
         return made(first, *args, **kwargs)
 
-    monkeypatch.setattr(gpu, part, refuse)
+    monkeypatch.setattr(state, part, refuse)
     with pytest.raises(Error, match="no such kernel"):
         ringcoll.init_all([0, 1], device="cuda", timeout=20)
     quarantine.sweep()

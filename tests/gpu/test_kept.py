@@ -20,7 +20,7 @@ pytest.importorskip("cupy")
 from ringcoll import ANY, Communicator
 from ringcoll.arguments.calls import prepare_recv
 from ringcoll.arguments.vector import prepare_all_gather_v
-from ringcoll.communicator.cuda_engine import CudaEngine
+from ringcoll.communicator.cuda.engine import CudaEngine
 from ringcoll.communicator.group import group
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
 from ringcoll.executors.contract import LaunchRequest

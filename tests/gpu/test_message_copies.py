@@ -11,7 +11,7 @@ import pytest
 
 import ringcoll
 from ringcoll.arguments.calls import Call, prepare_recv, prepare_send
-from ringcoll.communicator import gpu
+from ringcoll.communicator.cuda import state as gpu_state
 from ringcoll.cuda import quarantine
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import DeadlineError, Error, MismatchError
@@ -245,7 +245,7 @@ def test_which_messages_are_for_copy_engines(monkeypatch, engine):
     state.cuda.copy_scratch = types.SimpleNamespace(close=lambda: None)
     assert made((32 << 20) - 1) == 0
     assert made(32 << 20) == made(1 << 40) == least
-    monkeypatch.setattr(gpu, "MESSAGE_COPY_BYTES", Measured(1 << 20, ASSUMED, "a test"))
+    monkeypatch.setattr(gpu_state, "MESSAGE_COPY_BYTES", Measured(1 << 20, ASSUMED, "a test"))
     assert made(2 << 20) == (1 << 20 if engine is None else 0)
     state.cuda.copy_scratch = None
     three = ringcoll.init_all([0, 1, 1], device="cuda")

@@ -27,7 +27,7 @@ BAR = 70 << 20
 
 
 def test_a_communicator_without_large_calls_holds_less_than_the_bar(world, memory, monkeypatch):
-    monkeypatch.setattr("ringcoll.communicator.gpu.MIN_BYTES", 1 << 20)
+    monkeypatch.setattr("ringcoll.communicator.cuda.state.MIN_BYTES", 1 << 20)
 
     def work(comm):
         for seed in range(5):

@@ -37,7 +37,7 @@ def clear(found: list[int | None]) -> list[int | None]:
 @pytest.fixture
 def world(monkeypatch, memory):
     """Makes communicators whose calls of 4 KiB are large ones."""
-    monkeypatch.setattr("ringcoll.communicator.gpu.MIN_BYTES", 4096)
+    monkeypatch.setattr("ringcoll.communicator.cuda.state.MIN_BYTES", 4096)
     monkeypatch.setattr(auto_register, "_PATIENCE", 9.0)
     gpus, made = fake(monkeypatch, 3, sms=24), []
 

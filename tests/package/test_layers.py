@@ -89,7 +89,7 @@ def test_imports_point_downward():
         ("ringcoll.plan", "from ringcoll.verifier.prover import verify"),
         ("ringcoll.topology.system", "import ringcoll.plan"),
         ("ringcoll.host.shm", "def late():\n    from ringcoll.fabric.base import Fabric"),
-        ("ringcoll.executors.cpu", "from ringcoll.communicator import rank"),
+        ("ringcoll.executors.cpu.executor", "from ringcoll.communicator import rank"),
         ("ringcoll.executors.cuda.executor", "from ringcoll.executors.cuda_nodes import lane"),
         ("ringcoll.cli.bench", "from ringcoll import __main__"),
         ("ringcoll.folders", "from ringcoll.units import parse_size"),

@@ -48,7 +48,7 @@ PROGRAM = """
 import hashlib, json, logging, sys
 import ringcoll
 from cupy.cuda import function
-from ringcoll.communicator.devices import loader
+from ringcoll.communicator.setup.devices import loader
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda.generic import generic_texts
 kernels = loader(sys.argv[1])

@@ -177,7 +177,7 @@ def short(gpus) -> dict:
             error_of(child.close)
         before = set(gpus.host)
         made = []
-        place = "ringcoll.communicator.gpu_nodes.CudaNodesPairs"
+        place = "ringcoll.communicator.cuda.nodes.CudaNodesPairs"
         seen["half made"] = lacking(
             comm, place, lambda: error_of(lambda: made.append(comm.split(0)))
         )

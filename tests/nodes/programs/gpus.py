@@ -15,9 +15,9 @@ import pytest
 
 import ringcoll
 from benchmarks.gpu.crossing import CROSSING, crossing
-from ringcoll.communicator import gpu_nodes
-from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.gpu_nodes import NodesState
+from ringcoll.communicator.cuda import nodes
+from ringcoll.communicator.cuda.nodes import NodesState
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda.workspace import Workspace
@@ -430,10 +430,10 @@ def fake_gpus() -> Iterator[Gpus]:
         patched.setattr(measured, "LAYERS_BYTES", short)
         # Each communicator takes its memory anew, page by page: room for the largest call here.
         workspace = partial(Workspace, **{**HALVES, "copied": 1 << 20}, zone_bytes=256 << 10)
-        for module in ("communicator.gpu", "executors.cuda.preparing"):
+        for module in ("communicator.cuda.state", "executors.cuda.preparing"):
             patched.setattr(f"ringcoll.{module}.Workspace", workspace)
-        patched.setattr(gpu_nodes, "RailLimits", partial(RailLimits, 1 << 20))
-        patched.setattr(gpu_nodes, "SCRATCH_BYTES", 4 << 20)
+        patched.setattr(nodes, "RailLimits", partial(RailLimits, 1 << 20))
+        patched.setattr(nodes, "SCRATCH_BYTES", 4 << 20)
         try:
             yield gpus
         finally:

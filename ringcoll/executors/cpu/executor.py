@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import PlanError, UsageError
-from ringcoll.executors.binder import Binder, HostFits, agreed
 from ringcoll.executors.binding import Pacer, TraceEntry
-from ringcoll.executors.call_entries import CallEntries
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall, signature_of
+from ringcoll.executors.cpu.binder import Binder, HostFits, agreed
+from ringcoll.executors.cpu.call_entries import CallEntries
+from ringcoll.executors.cpu.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall, signature_of
 from ringcoll.executors.drive import Lane, Pause, Task, drive, row_steps, run_paced_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.node_signals import open_node_signals

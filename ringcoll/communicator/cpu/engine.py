@@ -22,18 +22,18 @@ from ringcoll.communicator.call_cache import (
     overlap,
     prepare_collective,
 )
+from ringcoll.communicator.cpu.exchange import Exchange, keep, run_exchange
+from ringcoll.communicator.cpu.host_calls import HostCalls
+from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.engine import Check, Engine
-from ringcoll.communicator.exchange import Exchange, keep, run_exchange
 from ringcoll.communicator.failures import explained
 from ringcoll.communicator.group import current, of_thread
-from ringcoll.communicator.host_calls import HostCalls
 from ringcoll.communicator.rank import RankState
-from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.executors.cpu_call import CpuCall
+from ringcoll.executors.cpu.cpu_call import CpuCall
 from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]

@@ -21,11 +21,11 @@ from ringcoll.communicator.call_cache import (
     overlap,
     prepare_collective,
 )
+from ringcoll.communicator.cpu.rank_calls import with_options
+from ringcoll.communicator.cuda.nodes import NodesState
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.engine import Check, Engine, check_tag
-from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, of_thread, run_together
-from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array

@@ -7,7 +7,7 @@ from typing import Any
 
 from ringcoll.bootstrap import post_failure
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import begin
+from ringcoll.communicator.setup.start import begin
 from ringcoll.config import starting
 from ringcoll.cuda.device import available
 from ringcoll.errors import Error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from ringcoll.communicator.progress import PASSED, Progress
+from ringcoll.communicator.cpu.progress import PASSED, Progress
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.contract import Executor, PairExecutor
 from ringcoll.fabric import Fabric

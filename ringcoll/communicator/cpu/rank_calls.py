@@ -12,18 +12,18 @@ from typing import Any, NoReturn
 
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.cpu.message_thread import DEFER_BYTES
+from ringcoll.communicator.cpu.worker import DeferredCall, Worker
 from ringcoll.communicator.explaining import explain_cpu, format_choice
 from ringcoll.communicator.failures import more_frames, settle
-from ringcoll.communicator.message_thread import DEFER_BYTES
 from ringcoll.communicator.rank_errors import RankErrors
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work
-from ringcoll.communicator.worker import DeferredCall, Worker
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error, UsageError
 from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.contract import Given
-from ringcoll.executors.cpu_call import CpuCall
+from ringcoll.executors.cpu.cpu_call import CpuCall
 from ringcoll.executors.drive import drive
 from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.machine import agree
+from ringcoll.communicator.cuda.state import CudaState
+from ringcoll.communicator.setup.machine import agree
 from ringcoll.config import Config
 from ringcoll.cuda.device import Device
 from ringcoll.errors import Error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import MismatchError
-from ringcoll.executors.cpu_call import ActiveCall
+from ringcoll.executors.cpu.cpu_call import ActiveCall
 from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.shared_state import SharedState, Words

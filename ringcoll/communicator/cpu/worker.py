@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ringcoll.communicator.message_thread import DEFER_SECONDS, NAPS
+from ringcoll.communicator.cpu.message_thread import DEFER_SECONDS, NAPS
 from ringcoll.communicator.work import Latch, Work
 from ringcoll.errors import ClosedError
 

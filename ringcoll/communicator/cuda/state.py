@@ -12,10 +12,10 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.explaining import explain_gpu
 from ringcoll.communicator.group import current
 from ringcoll.communicator.rank import RankState
-from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array

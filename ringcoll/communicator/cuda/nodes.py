@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.cpu.rank_calls import refuse_kernel_options
+from ringcoll.communicator.cpu.waiting import wait_for
+from ringcoll.communicator.cuda.inside import inside_failure, members_of, open_inside
+from ringcoll.communicator.cuda.nodes_calls import explain_across, first_piece, prepare_across
+from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.failures import reason_of
-from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.inside import inside_failure, members_of, open_inside
-from ringcoll.communicator.nodes_calls import explain_across, first_piece, prepare_across
 from ringcoll.communicator.rank import SCRATCH_BYTES, RankState
-from ringcoll.communicator.rank_calls import refuse_kernel_options
 from ringcoll.communicator.topology import Topology
-from ringcoll.communicator.waiting import wait_for
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
@@ -35,7 +35,7 @@ from ringcoll.errors import (
     MismatchError,
 )
 from ringcoll.executors.contract import Executor, Given, GroupCall, PairExecutor
-from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.executors.cuda.loader import DeferredLoader, Loader
 from ringcoll.executors.cuda_nodes.carry import on_one_core
 from ringcoll.executors.cuda_nodes.exchange import Exchanges, RailLimits

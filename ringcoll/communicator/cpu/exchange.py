@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.failures import more_frames
-from ringcoll.communicator.waiting import wait_for
 from ringcoll.executors.drive import drive
 from ringcoll.executors.point_to_point import ActivePairCall, Pairs
 from ringcoll.views import address_of, start_of

@@ -19,9 +19,9 @@ from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program
 from ringcoll.errors import MismatchError
 from ringcoll.executors.binding import Binding, Pacer, TraceEntry, slot_bytes
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows
+from ringcoll.executors.cpu.cpu_call import ActiveCall, BoundRows
+from ringcoll.executors.cpu.recount import Recount
 from ringcoll.executors.node_signals import NodeSignals
-from ringcoll.executors.recount import Recount
 from ringcoll.executors.rows import (
     NodeMessages,
     Row,

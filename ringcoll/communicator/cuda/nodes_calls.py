@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.explaining import call_of, explain_pieces
-from ringcoll.communicator.rank_calls import with_options
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda_nodes.executor import PIECE_BYTES, CudaNodesCall
@@ -15,7 +15,7 @@ from ringcoll.executors.cuda_nodes.pieces import cut, part_of
 from ringcoll.tuner import measured
 
 if TYPE_CHECKING:
-    from ringcoll.communicator.gpu_nodes import NodesState
+    from ringcoll.communicator.cuda.nodes import NodesState
 
 
 def prepare_across(state: NodesState, call: Call, config: Config) -> CudaNodesCall:

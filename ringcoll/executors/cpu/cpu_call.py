@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.binding import UserPart
 from ringcoll.executors.contract import Given
-from ringcoll.executors.recount import Recount
+from ringcoll.executors.cpu.recount import Recount
 from ringcoll.executors.rows import Row
 from ringcoll.executors.shared_state import ANY_COUNT, Hello
 from ringcoll.plan import Buffer

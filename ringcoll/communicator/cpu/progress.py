@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.cpu.message_thread import DEFER_BYTES, DEFER_SECONDS, MessageThread
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
-from ringcoll.communicator.message_thread import DEFER_BYTES, DEFER_SECONDS, MessageThread
 from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.errors import (
     AbortedError,

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringcoll.bootstrap.contract import named, whole
-from ringcoll.communicator.devices import loader, ordinals, placed
 from ringcoll.communicator.failures import error_text
-from ringcoll.communicator.machine import agree
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState
-from ringcoll.communicator.tuning import agree_on_table, maybe_tuned
+from ringcoll.communicator.setup.devices import loader, ordinals, placed
+from ringcoll.communicator.setup.machine import agree
+from ringcoll.communicator.setup.tuning import agree_on_table, maybe_tuned
 from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import (
     AbortedError,
@@ -347,7 +347,7 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
     if device is None:
         state = RankState(fabric, config, pace=pace, topology=topology)
     elif fabric.nodes:
-        from ringcoll.communicator.gpu_nodes import NodesState
+        from ringcoll.communicator.cuda.nodes import NodesState
 
         state = NodesState(
             fabric,
@@ -360,7 +360,7 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
             register=register,
         )
     else:
-        from ringcoll.communicator.gpu import CudaState
+        from ringcoll.communicator.cuda.state import CudaState
         from ringcoll.executors.cuda.loading import KERNEL_WAIT
 
         kernels = loader(settings.cache_dir)

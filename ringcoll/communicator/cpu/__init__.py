@@ -1,0 +1,1 @@
+"""Calls of CPU ranks: found, prepared, run on a thread; messages are moved beside them."""
