@@ -42,8 +42,9 @@ EARLIER = frozenset(SHM.glob("mpich_shm_*"))
 NET_ADMIN = "CI_NET_ADMIN"
 HOSTS_WANTED = pytest.StashKey[bool]()
 
-ALONE = {"OPENBLAS_NUM_THREADS": "1"}
-"""Programs of tests multiply no matrices: a thread a core for that is a tenth of their start."""
+ALONE = {"OPENBLAS_NUM_THREADS": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
+"""Programs of tests multiply no matrices: a thread a core for that is a tenth of their start. And
+ranks of MPICH that wait give way at once: there are more of them than cores."""
 
 # Which devices a marker needs.
 DEVICES = {"gpu": 1, "multi_gpu": 2}

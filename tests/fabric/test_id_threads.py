@@ -133,8 +133,9 @@ def test_two_processes_of_two_threads_each():
 
 
 OVER_MPI = """
-import json, os, sys, time
+import json, os, pathlib, sys, time
 import ringcoll
+from tests.fabric.test_id_threads import calls, in_threads, rank_of
 if sys.argv[1] == "comms":
     from mpi4py import MPI
     worlds = [MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()]
@@ -146,13 +147,16 @@ elif sys.argv[1] == "mixed":
     given = MPI.COMM_WORLD.bcast(ringcoll.unique_id("127.0.0.1") if not MPI.COMM_WORLD.rank else 0)
 else:
     worlds = [None] * 2
-from tests.fabric.test_id_threads import calls, in_threads, rank_of
 def total(world):
     def run():
         with ringcoll.init(world, device="cpu", timeout=60) as comm:
             return calls(comm)
     return run
-rank, began = int(os.environ["PMI_RANK"]), time.monotonic()
+rank, folder = int(os.environ["PMI_RANK"]), pathlib.Path(sys.argv[2])
+(folder / str(rank)).touch()  # a rank that begins after another's refusal would wait for it
+while len([*folder.iterdir()]) < 2:
+    time.sleep(0.01)
+began = time.monotonic()
 if sys.argv[1] == "mixed":
     found = in_threads([rank_of(given, 2 * rank + more, 4, calls) for more in range(2)])
 else:
@@ -175,9 +179,9 @@ REFUSED = [[True] * 2, True]
         ("mixed", [[wanted(4)[:2], True], [wanted(4)[2:], True]]),
     ],
 )
-def test_threads_under_mpiexec(how, seen):
+def test_threads_under_mpiexec(how, seen, tmp_path):
     """Ranks of a process need an id, whatever MPI's communicators they have."""
-    process = started(*launch(2), sys.executable, "-c", OVER_MPI, how)
+    process = started(*launch(2), sys.executable, "-c", OVER_MPI, how, tmp_path)
     out = process.communicate(timeout=100)[0]
     assert process.returncode == 0
     lines = sorted(line.split(maxsplit=1) for line in out.splitlines())
