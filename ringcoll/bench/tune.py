@@ -271,7 +271,7 @@ def _entry(case: Case, mapped: bool, candidates: Candidates, ranked: list[Candid
         each.timed(round(seconds_of_blocks(each), 9), candidates.predicted(each))
         for each in ranked[:_LISTED]
     ]
-    return Entry(case.section.collective, case.nbytes, mapped, tuple(timed))
+    return Entry(case.section.collective, case.nbytes, mapped, tuple(timed), environment.now())
 
 
 def about(command: str) -> dict[str, Any]:

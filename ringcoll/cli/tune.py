@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,6 +33,7 @@ __all__ = ["EXAMPLES", "add_arguments", "main"]
 EXAMPLES = """\
 ringcoll tune                         as many ranks as GPUs, or 2 to 4 on CPUs; within a minute
 ringcoll tune --ranks 2 --out t.json  for ringcoll.init(tuning="t.json") or RINGCOLL_TUNING
+ringcoll tune --collectives reduce    these anew; others stay as they were measured
 ringcoll tune --check t.json          sizes between those of the table, beside every candidate
 mpiexec -n 4 ringcoll tune            ranks that a launcher starts
 """
@@ -171,18 +173,23 @@ def _sizes(args: argparse.Namespace, *, on_gpu: bool) -> tuple[int, ...]:
 def _keep(found: Tuned, args: argparse.Namespace) -> None:
     """Write the table and show it."""
     from ringcoll.bench.tune import about
-    from ringcoll.communicator.setup.tuning import write_table
+    from ringcoll.communicator.setup.tuning import read_table, write_table
     from ringcoll.tuner.table import as_json
 
     path = found.path if args.out is None else Path(args.out)
     if path is None:
         raise ArgumentError("there is no cache folder: name a file with --out")
-    text = as_json(found.machine, about(_command(args)), sorted(found.entries, key=_place))
+    earlier = read_table(path)
+    kept = [] if earlier is None else earlier.besides(found.machine, found.entries)
+    entries = sorted((*found.entries, *kept), key=_place)
+    text = as_json(found.machine, about(_command(args)), entries)
     print(f"{'collective':<15}{'bytes':>10}  {'memory':<7}{'measured':>10}{'predicted':>11}  runs")
     for entry in sorted(found.entries, key=_place):
         print(_line(entry))
     write_table(path, text, private=args.out is None)
     say_written(str(path))
+    if kept:
+        print(f"ringcoll: {len(kept)} entries of earlier runs stay in it", file=sys.stderr)
 
 
 def _place(row: Entry | Checked) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from ringcoll.tuner.choice import Limits
 from ringcoll.tuner.predicted import power
 from ringcoll.units import format_bytes, format_seconds
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 4 << 20
 """The longest text that is read."""
 
@@ -66,13 +66,14 @@ class Timed:
 class Entry:
     """What was measured for a collective and a size of the larger buffer, the fastest first.
 
-    ``mapped``: peers reach the buffers.
+    ``mapped``: peers reach the buffers. ``date``: when it was measured.
     """
 
     collective: str
     nbytes: int
     mapped: bool
     timed: tuple[Timed, ...]
+    date: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ class Machine:
 class Table:
     """A validated table, equal to another of the same text.
 
-    ``about`` has its date, versions, command and commit; ``source`` says where it comes from.
+    ``about`` has the date, versions, command and commit of its last measurements; ``source`` says
+    where it comes from.
     """
 
     digest: str
@@ -162,10 +164,20 @@ class Table:
             limits, algorithm=best.algorithm, slices=_slices(entry, call), blocks=best.blocks
         )
 
+    def besides(self, machine: Machine, measured: Sequence[Entry]) -> list[Entry]:
+        """The entries for cases of the machine that have not been measured again."""
+        again = {(each.collective, each.mapped, each.nbytes) for each in measured}
+        return [
+            entry
+            for (collective, mapped), found in self.entries.items()
+            for entry in found
+            if self.machine == machine and (collective, mapped, entry.nbytes) not in again
+        ]
+
     def reasons(self, entry: Entry) -> tuple[str, ...]:
         """The entry as lines of text, measured and predicted times beside each other."""
-        date = str(self.about["date"])[:10]
-        title = f"{self.source} on {date}, {self.machine.device}, {format_bytes(entry.nbytes)}:"
+        on, size = entry.date[:10], format_bytes(entry.nbytes)
+        title = f"{self.source} on {on}, {self.machine.device}, {size}:"
         return (title, *(f"  {timed}" for timed in entry.timed))
 
 
@@ -246,7 +258,8 @@ def _entry(value: object) -> Entry:
     _check(type(found["mapped"]) is bool, "mapped", found["mapped"])
     timed = tuple(_timed(name, each) for each in _list(found["timed"], "timed"))
     _check(bool(timed), "timed", "no candidate")
-    return Entry(name, found["nbytes"], found["mapped"], timed)
+    _text(found["date"], "date")
+    return Entry(name, found["nbytes"], found["mapped"], timed, found["date"])
 
 
 def _timed(collective: str, value: object) -> Timed:

@@ -189,6 +189,14 @@ def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypat
     assert path.stat().st_mode & 0o777 == 0o600
     parse(text)
     assert path.name.endswith("-2-processes.json")
+    more = "tune --ranks 2 --device cpu --collectives broadcast --max 1K --seconds 1"
+    assert main(more.split()) == 0
+    assert "entries of earlier runs stay in it" in capfd.readouterr().err
+    earlier = json.loads(text)["entries"]
+    found = json.loads(path.read_text())["entries"]
+    assert [each for each in found if each["collective"] == "all_reduce"] == earlier
+    assert [each["nbytes"] for each in found if each["collective"] == "broadcast"] == [1 << 10]
+    path.write_text(text)
     words = (
         f"tune --ranks 2 --device cpu --collectives all_reduce --max 4K --factor 4 --check {path}"
     )

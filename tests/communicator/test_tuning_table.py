@@ -31,7 +31,7 @@ def timed(algorithm: str, seconds: float, slices: int = 1, **more: Any) -> dict[
 
 def entry(nbytes: int, *found: dict[str, Any], mapped: bool = False, **more: Any) -> dict[str, Any]:
     made = {"collective": "all_reduce", "nbytes": nbytes, "mapped": mapped, "timed": [*found]}
-    return {**made, **more}
+    return {**made, "date": "2026-01-02T03:04:05", **more}
 
 
 def content(ranks: int = 2, **more: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def content(ranks: int = 2, **more: Any) -> dict[str, Any]:
         "commit": None,
     }
     machine["ranks_are"] = "threads"
-    return {"format": 1, "machine": machine, **about, "entries": entries, **more}
+    return {"format": 2, "machine": machine, **about, "entries": entries, **more}
 
 
 def written(path: Path, found: dict[str, Any]) -> str:
@@ -80,7 +80,7 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
 
 TIMED = "entries", 0, "timed", 0
 WRONG = [
-    (("format",), 2, "format is 2"),
+    (("format",), 1, "format is 1"),
     (("machine",), None, "the table is"),
     (("machine", "ranks"), True, "ranks is True"),
     (("machine", "kind"), "tpu", "kind is 'tpu'"),
@@ -90,6 +90,7 @@ WRONG = [
     (("entries", 0, "collective"), "barrier", "collective is 'barrier'"),
     (("entries", 0, "nbytes"), 0, "nbytes is 0"),
     (("entries", 0, "nbytes"), 1 << 12, "two of all_reduce, 4096 bytes"),
+    (("entries", 0, "date"), 7, "date is 7"),
     (("entries", 0, "mapped"), 1, "mapped is 1"),
     (("entries", 0, "timed"), [], "timed is 'no candidate'"),
     (("entries",), {}, "entries is dict"),
@@ -130,6 +131,21 @@ def test_what_is_written_is_read_again():
     assert again.entries == first.entries
     assert again.machine == first.machine and again.about == first.about
     assert again != first  # by its text
+
+
+def test_entries_of_earlier_runs_stay_beside_what_is_measured():
+    earlier = parse(json.dumps(content()))
+    measured = [replace(earlier.entries["all_reduce", False][-1], date="2026-02-03")]
+    kept = earlier.besides(earlier.machine, measured)
+    assert sorted((each.nbytes, each.mapped) for each in kept) == [(1 << 12, False), (NBYTES, True)]
+    machine = earlier.machine
+    for other in (replace(machine, ranks=3), replace(machine, driver="580.1")):
+        assert earlier.besides(other, measured) == []
+    both = parse(tables.as_json(earlier.machine, earlier.about, [*kept, *measured]))
+    for mapped, date in ((False, "2026-02-03"), (True, "2026-01-02")):
+        found = both.entries["all_reduce", mapped][-1]
+        assert found.nbytes == NBYTES
+        assert f"on {date}," in both.reasons(found)[0]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,14 @@ def write_table(path: Path, text: str, *, private: bool) -> None:
         raise ArgumentError(f"the tuning table {path}: {error}") from None
 
 
+def read_table(path: Path) -> Table | None:
+    """A table that was written before; None where there is none that this version can use."""
+    try:
+        return table.parse(_read(path))
+    except (OSError, ValueError):
+        return None
+
+
 def maybe_tuned(fabric: Fabric, settings: Settings) -> bool:
     """Whether rank 0 may find a table, as far as can be said before devices are known."""
     if settings.tuning is not None:
