@@ -386,8 +386,10 @@ def test_a_named_table_that_cannot_be_read_is_refused(tmp_path, given, what):
         path.mkdir()
     elif what == "link":
         path.symlink_to(given)
-    with pytest.raises(ringcoll.ArgumentError, match=r"tuning=.*, read by rank 0: "):
+    with pytest.raises(ringcoll.ArgumentError, match=r"tuning=.*, read by rank 0: ") as error:
         ringcoll.init_all(2, device="cpu", tuning=str(path))
+    remedy = f"make it by `ringcoll tune --ranks 2 --out {path}`"
+    assert (remedy in str(error.value)) == (not path.exists())
 
 
 def test_another_table_of_that_name_on_a_rank_names_the_rank(given, monkeypatch):

@@ -127,6 +127,8 @@ def _found(here: Machine, path: str | None, cache_dir: str | None) -> dict[str, 
             return _checked(_read(Path(path)), here, f"measured, {Path(path).name},")
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
+            if isinstance(error, FileNotFoundError):
+                why = f"{why}; make it by `ringcoll tune --ranks {here.ranks} --out {path}`"
             return {"refused": f"init: tuning={path!r}, read by rank 0: {why}"}
     own = own_path(here, cache_dir)
     shipped = SHIPPED / file_name(here)
