@@ -12,10 +12,9 @@ from ringcoll import interrupts
 if interrupts.is_command():
     interrupts.begin()  # before the modules below are loaded
 
-import importlib
-import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ringcoll import lazy
 from ringcoll.version import __version__
 
 if TYPE_CHECKING:
@@ -130,19 +129,10 @@ _HOMES = {
 """Where each public name is; its module is loaded when it is first asked for."""
 
 
-def __getattr__(name: str) -> Any:
-    # torch loads this package in every process where both are installed, to be told of a backend:
-    # that must cost nothing and cannot fail.
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+# torch loads this package in every process where both are installed, to register a backend: that
+# must cost nothing and cannot fail.
+__getattr__ = lazy.attributes(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-logging.getLogger("ringcoll").addHandler(logging.NullHandler())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
@@ -236,7 +235,7 @@ def starting(
     if device != "auto":
         own["device"] = device
     # Each process has its own environment, and nobody knows its rank yet.
-    process = f"init in process {os.getpid()} on host {socket.gethostname()}"
+    process = f"init in process {os.getpid()} on host {os.uname().nodename}"
     inherited, environment = _named(process, lambda: from_environment(os.environ))
     settings = _named("init", lambda: Settings(**own))
     taken = {name: getattr(settings, name) for name in SETTINGS}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import re
 import sys
@@ -23,11 +22,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ringcoll.bootstrap.launcher import launched_rank, launcher_of
-from ringcoll.bootstrap.mpi import finalize_within, left_behind, mpi_running
+from ringcoll.bootstrap.contract import mpi_running
 from ringcoll.errors import AbortedError, Error, RankLostError
+
+if TYPE_CHECKING:
+    from ringcoll.bootstrap.launcher import Launcher
 
 # Seconds for the others to come: long work at the end of one rank is no fault. The bound is for a
 # peer that never announces its exit, as when its init failed while this one's did not.
@@ -101,7 +102,7 @@ def hold(processes: frozenset[object], meeting: Exit) -> None:
 
     An earlier ``meeting`` of the same processes stays.
     """
-    mpi, world = mpi_running(), launcher_of(os.environ)
+    mpi, world = mpi_running(), _launcher()
     # Where ranks have begun without MPI, the program may still use it.
     if (mpi.COMM_WORLD.Get_size() if mpi is not None else world.nranks if world else 1) == 1:
         return
@@ -151,13 +152,22 @@ def _say(text: str) -> None:
 
     mpiexec mixes what its ranks write, and a traceback does not say whose it is.
     """
-    world = launcher_of(os.environ)
+    world = _launcher()
     if world is not None and world.nranks > 1 and sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(f"ringcoll: {_launched()} {text}\n", end="", file=sys.stderr, flush=True)
 
 
+# Ranks that are threads of one process end without what the next two load.
+def _launcher() -> Launcher | None:
+    from ringcoll.bootstrap.launcher import launcher_of
+
+    return launcher_of(os.environ)
+
+
 def _launched() -> str:
+    from ringcoll.bootstrap.launcher import launched_rank
+
     return f"rank {launched_rank(os.environ)}"
 
 
@@ -172,6 +182,10 @@ def _exit() -> None:
             fabric.abort(f"uncaught {type(error).__name__}: {error}")
         fabric.exited()
     _finalizing()
+    if mpi_running() is None:
+        return
+    from ringcoll.bootstrap.mpi import finalize_within
+
     if not finalize_within(failed=bool(_status)):
         _say("ends without MPI_Finalize, which waits for other ranks since one has failed")
         _leave()
@@ -182,7 +196,11 @@ def _finalizing() -> None:
     mpi = mpi_running()
     if mpi is None and _exits and _unresolved:
         _leave()  # with the status that it would have with MPI
-    if mpi is None or not (_exits or left_behind()):
+    if mpi is None:
+        return
+    from ringcoll.bootstrap.mpi import left_behind
+
+    if not (_exits or left_behind()):
         return
     if left_behind():
         _say(f"ends without MPI_Finalize, which would wait for {', '.join(left_behind())}")
@@ -211,7 +229,8 @@ def _leave() -> None:
     """End the process without MPI_Finalize."""
     failed = uncaught() is not None or bool(_unresolved)
     status = _status[0] if _status else 0
-    logging.shutdown()
+    if "logging" in sys.modules:
+        sys.modules["logging"].shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()

@@ -5,9 +5,7 @@ An error here would break ``import torch`` for everyone in the environment: it i
 
 from __future__ import annotations
 
-import logging
-
-_log = logging.getLogger("ringcoll")
+from ringcoll import log
 
 
 def register() -> None:
@@ -17,4 +15,4 @@ def register() -> None:
 
         register_backend()
     except Exception:
-        _log.warning("torch.distributed has no backend ringcoll", exc_info=True)
+        log.logger().warning("torch.distributed has no backend ringcoll", exc_info=True)

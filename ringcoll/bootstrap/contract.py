@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import platform
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +59,14 @@ class SingleBootstrap:
         return [payload]
 
 
+def mpi_running() -> Any | None:
+    """mpi4py's MPI module if it is loaded and between Init and Finalize."""
+    package = sys.modules.get("mpi4py.MPI")
+    if package is None or not package.Is_initialized() or package.Is_finalized():
+        return None
+    return package
+
+
 def whole(number: Any) -> int | None:
     """An integer of any kind, numpy's too; None for what is none, a bool among that."""
     try:
@@ -109,7 +117,7 @@ def named(ranks: Sequence[int]) -> str:
 def this_process() -> str:
     """This process, or a thread of it that is not its first, as other ranks' errors name it."""
     process, thread = os.getpid(), threading.get_native_id()
-    text = f"process {process} on host {platform.node()}"
+    text = f"process {process} on host {os.uname().nodename}"
     return text if thread == process else f"{text} (thread {thread})"
 
 

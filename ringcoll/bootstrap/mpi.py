@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ringcoll.bootstrap.contract import Bootstrap, SingleBootstrap
+from ringcoll.bootstrap.contract import Bootstrap, SingleBootstrap, mpi_running
 from ringcoll.bootstrap.launcher import (
     OPEN_MPI,
     Launcher,
@@ -186,14 +186,6 @@ def _enter_mpi() -> None:
     if rc.errors == "exception":
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
-
-
-def mpi_running() -> Any | None:
-    """mpi4py's MPI module if it is loaded and between Init and Finalize."""
-    package = sys.modules.get("mpi4py.MPI")
-    if package is None or not package.Is_initialized() or package.Is_finalized():
-        return None
-    return package
 
 
 def is_mpi_communicator(candidate: object) -> bool:

@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from ringcoll.bootstrap.contract import Bootstrap, exchange_values
+from ringcoll.bootstrap.contract import Bootstrap, exchange_values, mpi_running
 from ringcoll.bootstrap.launcher import check_world, launcher_of
-from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, unsettled, within
+from ringcoll.bootstrap.mpi import library_of, load_mpi, unsettled, within
 from ringcoll.bootstrap.overlap import enter, leave
 from ringcoll.errors import MachineError
 

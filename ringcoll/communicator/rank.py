@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ringcoll import log
 from ringcoll.communicator.cpu.progress import Progress
 from ringcoll.communicator.cpu.rank_calls import RankCalls
 from ringcoll.communicator.failures import reason_of
@@ -28,7 +28,6 @@ from ringcoll.symmetric.host import SymmetricMemory
 SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the rest of the shared state it stays below the promised 16 MiB."""
 
-_log = logging.getLogger("ringcoll")
 
 install()  # before the first error that a program can get
 
@@ -148,7 +147,9 @@ class RankState(RankCalls):
             self.progress.close()
             intact = self.broken is None and not (self.closed or self.settled)
             if intact and (left := self.progress.pairs.unreceived()):
-                _log.warning("%s: closed; no recv took the messages %s", self, ", ".join(left))
+                log.write(
+                    log.WARNING, "%s: closed; no recv took the messages %s", self, ", ".join(left)
+                )
         if self._worker is not None:
             self._worker.close()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from ringcoll import log
 from ringcoll.communicator.failures import broken_by, error_text, reason_of
 from ringcoll.config import Config
 from ringcoll.errors import (
@@ -26,7 +26,6 @@ from ringcoll.fabric import Fabric
 if TYPE_CHECKING:
     from ringcoll.communicator.cpu.progress import Progress
 
-_log = logging.getLogger("ringcoll")
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ class RankErrors:
     _host: CpuExecutor
     progress: Progress | None = None
     """The messages of a CPU rank."""
-    failure_level = logging.ERROR
+    failure_level = log.ERROR
     """The level of a failure's log line: DEBUG where the caller of spawn gets the error."""
 
     def __init__(self, fabric: Fabric, config: Config) -> None:
@@ -80,7 +79,7 @@ class RankErrors:
         if self.broken is None:
             self._name_missed_call(error)
             self.broken = error
-            _log.log(self.failure_level, "%s: %s", self, error_text(error))
+            log.write(self.failure_level, "%s: %s", self, error_text(error))
             self.fabric.abort(reason_of(error), error=type(error))
         if self.progress is not None:
             self.progress.abandon(error)

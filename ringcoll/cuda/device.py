@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ringcoll import log
 from ringcoll.folders import pip_install
-
-_log = logging.getLogger("ringcoll")
 
 LEAST_CAPABILITY = 7
 """The first major compute capability with loads and stores of acquire and release order."""
@@ -140,7 +138,10 @@ def joined_by_nvlink(pci: str, others: Sequence[str]) -> bool:
     try:
         import pynvml
     except ImportError:
-        _log.info("protocol LL128 is not used: nvidia-ml-py, which finds NVLinks, is not installed")
+        log.write(
+            log.INFO,
+            "protocol LL128 is not used: nvidia-ml-py, which finds NVLinks, is not installed",
+        )
         return False
     try:
         pynvml.nvmlInit()
@@ -154,7 +155,8 @@ def joined_by_nvlink(pci: str, others: Sequence[str]) -> bool:
         finally:
             pynvml.nvmlShutdown()
     except (pynvml.NVMLError, AttributeError) as error:  # an old nvidia-ml-py lacks functions
-        _log.info(
+        log.write(
+            log.INFO,
             "protocol LL128 is not used: NVML fails for device %s: %s",
             pci,
             error,

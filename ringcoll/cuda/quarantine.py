@@ -11,7 +11,6 @@ which waits for those messages. So a finalizer drops its function here (:func:`d
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import deque
@@ -19,7 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-_log = logging.getLogger("ringcoll")
+from ringcoll import log
+
+_log = log.logger()
 _lock = threading.Lock()
 _waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 _dropped: deque[tuple[int, Callable[[], None]]] = deque()

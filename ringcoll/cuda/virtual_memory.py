@@ -8,15 +8,15 @@ descriptors.
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringcoll import log
 from ringcoll.cuda.driver import call
 from ringcoll.errors import MachineError
 from ringcoll.host.fd_passing import MOST
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 _MAPPING_SIZE, _MAPPING_START = 18, 19  # CUpointer_attribute
 _POSIX = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ringcoll import log
 from ringcoll.arguments.buffers import in_memory_order
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.bootstrap.tcp import TcpBootstrap
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _HOST, _PORT = "127.0.0.1", 13333  # cupyx's
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 

@@ -5,10 +5,15 @@ Not libfabric's fabric: data between nodes goes over MPI, and between GPUs over 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ringcoll import lazy
 from ringcoll.fabric.base import Fabric, closing_if_it_fails
-from ringcoll.fabric.opening import open_fabric
-from ringcoll.fabric.process import process_fabric
 from ringcoll.fabric.thread import ThreadFabric, each, start_all, thread_fabrics
+
+if TYPE_CHECKING:
+    from ringcoll.fabric.opening import open_fabric
+    from ringcoll.fabric.process import process_fabric
 
 __all__ = [
     "Fabric",
@@ -20,3 +25,12 @@ __all__ = [
     "start_all",
     "thread_fabrics",
 ]
+
+# Ranks that are threads of one process need none of these.
+__getattr__ = lazy.attributes(
+    __name__,
+    {
+        "open_fabric": "ringcoll.fabric.opening",
+        "process_fabric": "ringcoll.fabric.process",
+    },
+)

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.errors import AbortedError, LaunchRefused, MachineError, MismatchError
 
 Array = npt.NDArray[Any]
@@ -51,6 +50,8 @@ class Carrier:
     """An MPI communicator for the data of some of its ranks, on which nobody else sends."""
 
     def __init__(self, communicator: Any, ranks: Sequence[int]) -> None:
+        from ringcoll.bootstrap.mpi import load_mpi  # ranks of one host need no MPI
+
         self.mpi = load_mpi()
         self.communicator, self.ranks = communicator, tuple(ranks)
         level = self.mpi.Query_thread()

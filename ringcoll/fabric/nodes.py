@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import struct
 import time
 import weakref
@@ -18,16 +19,21 @@ from functools import partial
 from itertools import count
 
 from ringcoll import finalize
-from ringcoll.errors import AbortedError, DeadlineError, MachineError, RankLostError
-from ringcoll.fabric.base import Fabric, Missing, Ready
+from ringcoll.bootstrap.contract import Bootstrap, exchange_values
+from ringcoll.bootstrap.mpi_world import in_mpi_world
+from ringcoll.bootstrap.relayed import RelayedBootstrap
+from ringcoll.bootstrap.store import StoreBootstrap
+from ringcoll.errors import AbortedError, DeadlineError, Error, MachineError, RankLostError
+from ringcoll.fabric.base import Fabric, Missing, Ready, closing_if_it_fails
+from ringcoll.fabric.connect import connect
 from ringcoll.fabric.control import compare_calls
 from ringcoll.fabric.links import Link
 from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
-from ringcoll.fabric.mapping import together
+from ringcoll.fabric.mapping import texts_of, together
 from ringcoll.fabric.mpi import Carrier, Messages
 from ringcoll.fabric.poll import LivenessTimer
-from ringcoll.fabric.process import ProcessFabric
-from ringcoll.fabric.remote import RemoteRanks
+from ringcoll.fabric.process import ProcessFabric, process_fabric
+from ringcoll.fabric.remote import RemoteRanks, hold_exit
 
 # Number of the exchange, collectives that the rank has entered, length of `what`.
 _ROUND = struct.Struct("<QQI")
@@ -330,3 +336,41 @@ def _collected(remote: RemoteRanks, pid: int, held: list[Messages]) -> None:
         for messages in held:
             messages.close()
         remote.declare(State.EXITED)
+
+
+def nodes_fabric(
+    bootstrap: Bootstrap, nodes: list[int], found: Sequence[Mapping[str, str]], timeout: float
+) -> Fabric:
+    """Begin inside each node, then among all."""
+    carrier = Carrier(*in_mpi_world(bootstrap, timeout))
+    links = connect(bootstrap, nodes, timeout)
+    serial = exchange_values(bootstrap, [secrets.randbits(63)], (int,))[0][0] % (1 << 63)
+    near = [rank for rank, node in enumerate(nodes) if node == nodes[bootstrap.rank]]
+    local = _local_fabric(bootstrap, near, timeout)
+    fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
+    keys = ("boot", "pidns", "pid")
+    processes = zip(nodes, found, strict=True)
+    world = frozenset((node, *(other.get(key) for key in keys)) for node, other in processes)
+    with closing_if_it_fails(fabric):
+        hold_exit(world, links)
+        fabric.start("init")
+    return fabric
+
+
+def _local_fabric(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> ProcessFabric:
+    """That of this rank's node; raises on all ranks if a node cannot have one."""
+
+    def make() -> ProcessFabric:
+        return process_fabric(_part(bootstrap, near), timeout=timeout, compared=True)
+
+    return together(texts_of(bootstrap), make, undo=ProcessFabric.close, catch=Error)
+
+
+def _part(bootstrap: Bootstrap, near: Sequence[int]) -> Bootstrap:
+    """The ranks of this rank's node."""
+    if isinstance(bootstrap, (RelayedBootstrap, StoreBootstrap)):
+        return bootstrap.part(near)
+    raise MachineError(
+        f"init: a {type(bootstrap).__name__} cannot begin ranks on several nodes: start them with "
+        "mpiexec or torchrun, or pass init(bootstrap=) an mpi4py communicator or a torch Store"
+    )

@@ -13,19 +13,12 @@ from typing import Any
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values, gathered, malformed, named
 from ringcoll.bootstrap.mpi import settled
-from ringcoll.bootstrap.mpi_world import in_mpi_world
-from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.store import StoreBootstrap
-from ringcoll.errors import AbortedError, Error, MachineError, MismatchError, RankLostError
+from ringcoll.errors import AbortedError, MachineError, MismatchError, RankLostError
 from ringcoll.fabric.base import Fabric, closing_if_it_fails
-from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
 from ringcoll.fabric.liveness import Process, ProcessMonitor
-from ringcoll.fabric.mapping import texts_of, together
-from ringcoll.fabric.mpi import Carrier
-from ringcoll.fabric.nodes import NodesFabric
-from ringcoll.fabric.process import ProcessFabric, process_fabric
-from ringcoll.fabric.remote import hold_exit
+from ringcoll.fabric.process import process_fabric
 from ringcoll.fabric.thread import ThreadFabric, thread_fabrics
 from ringcoll.fabric.world import World
 
@@ -89,7 +82,9 @@ def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: f
         return _thread_fabric(bootstrap, timeout)
     if max(nodes) == 0:
         return process_fabric(bootstrap, timeout=timeout, compared=True)
-    return _nodes_fabric(bootstrap, nodes, found, timeout)
+    from ringcoll.fabric.nodes import nodes_fabric  # ranks of one host need no messages of MPI
+
+    return nodes_fabric(bootstrap, nodes, found, timeout)
 
 
 def _place(other: Mapping[str, str]) -> tuple[str, ...]:
@@ -142,41 +137,3 @@ def _hold_exit(found: Sequence[Mapping[str, str]], rank: int, lost: bool) -> Non
         meeting = finalize.Exit(lambda: None, lambda: True, monitor.dead)
         finalize.hold(frozenset((peer, other["pid"]) for peer, other in enumerate(found)), meeting)
         finalize.note_death()
-
-
-def _nodes_fabric(
-    bootstrap: Bootstrap, nodes: list[int], found: Sequence[Mapping[str, str]], timeout: float
-) -> Fabric:
-    """Begin inside each node, then among all."""
-    carrier = Carrier(*in_mpi_world(bootstrap, timeout))
-    links = connect(bootstrap, nodes, timeout)
-    serial = exchange_values(bootstrap, [secrets.randbits(63)], (int,))[0][0] % (1 << 63)
-    near = [rank for rank, node in enumerate(nodes) if node == nodes[bootstrap.rank]]
-    local = _local_fabric(bootstrap, near, timeout)
-    fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
-    keys = ("boot", "pidns", "pid")
-    processes = zip(nodes, found, strict=True)
-    world = frozenset((node, *(other.get(key) for key in keys)) for node, other in processes)
-    with closing_if_it_fails(fabric):
-        hold_exit(world, links)
-        fabric.start("init")
-    return fabric
-
-
-def _local_fabric(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> ProcessFabric:
-    """That of this rank's node; raises on all ranks if a node cannot have one."""
-
-    def make() -> ProcessFabric:
-        return process_fabric(_part(bootstrap, near), timeout=timeout, compared=True)
-
-    return together(texts_of(bootstrap), make, undo=ProcessFabric.close, catch=Error)
-
-
-def _part(bootstrap: Bootstrap, near: Sequence[int]) -> Bootstrap:
-    """The ranks of this rank's node."""
-    if isinstance(bootstrap, (RelayedBootstrap, StoreBootstrap)):
-        return bootstrap.part(near)
-    raise MachineError(
-        f"init: a {type(bootstrap).__name__} cannot begin ranks on several nodes: start them with "
-        "mpiexec or torchrun, or pass init(bootstrap=) an mpi4py communicator or a torch Store"
-    )

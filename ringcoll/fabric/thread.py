@@ -9,7 +9,6 @@ import math
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -326,6 +325,8 @@ def _place(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return "its end"
+    import traceback  # for a report alone
+
     stack = traceback.extract_stack(frame)
     library = str(Path(threading.__file__).parent)
     own = [at for at in stack if not at.filename.startswith(library) or "-packages" in at.filename]

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +100,7 @@ def create(nbytes: int, what: str) -> Segment:
         if fd >= 0:
             os.close(fd)
         raise
-    nonce = secrets.token_bytes(_NONCE)
+    nonce = os.urandom(_NONCE)
     memory[: len(_MAGIC) + _NONCE] = _MAGIC + nonce
     return Segment(memory[PAGE:], SegmentHandle(os.getpid(), fd, total - PAGE, nonce.hex()), fd)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import platform
 import re
@@ -17,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ringcoll import log
 from ringcoll.errors import ArgumentError
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.model.links import Links, Topology
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 HOW = (
     "`python -m benchmarks.gpu.timing_model` measures GPUs, `python -m benchmarks.timing_model "

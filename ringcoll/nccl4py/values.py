@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ringcoll import log
 from ringcoll.bootstrap.tcp import unique_id
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError, UsageError
 from ringcoll.version import __version__
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 NcclInvalid = UsageError
 """What nccl4py raises for an argument that is refused; ringcoll's error for that."""

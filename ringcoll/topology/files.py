@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ringcoll import log
 from ringcoll.errors import ArgumentError
 from ringcoll.topology.build import build
 from ringcoll.topology.document import MAX_BYTES, Element, parse
@@ -15,7 +15,7 @@ from ringcoll.topology.system import System
 PROVIDED = Path("/var/run/nvidia-topologyd/virtualTopology.xml")
 """Where a provider of virtual machines puts the topology, which a guest cannot see."""
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 
 def load(path: str | Path) -> System:

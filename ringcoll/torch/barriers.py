@@ -9,7 +9,6 @@ same list, all decide the same.
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import BarrierOptions
 
+from ringcoll import log
 from ringcoll.cuda.device import available, devices
 from ringcoll.fabric.identity import identity
 from ringcoll.torch.device import Device
@@ -31,7 +31,7 @@ from ringcoll.torch.work import seconds_of
 
 __all__ = ["Barriers"]
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 _MAX_EXCHANGES = 8
 """Barriers at which ranks exchange their devices: an exchange takes as long as the barrier, and a
 group whose ranks have no device yet may never use one."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ringcoll import log
 from ringcoll.cuda.device import on
 from ringcoll.errors import MachineError
 from ringcoll.transports.handles import MemoryHandle
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 # cudaErrorPeerAccessAlreadyEnabled and cudaErrorPeerAccessUnsupported, which CuPy does not name.
 _ALREADY_ENABLED, _UNSUPPORTED = 704, 217
 

@@ -7,7 +7,6 @@ collectively: if one rank fails then all raise.
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from ringcoll import log
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.device import on
 from ringcoll.cuda.driver import allocation_of
@@ -27,7 +27,7 @@ from ringcoll.transports.handles import MemoryHandle, decode_all, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 from ringcoll.transports.vmm import ExportedPieces, export_pieces, import_pieces
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 
 @dataclass(slots=True, eq=False)

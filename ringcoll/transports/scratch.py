@@ -6,9 +6,9 @@ all ranks of the communicator, in pinned host memory.
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
+from ringcoll import log
 from ringcoll.errors import MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.transports.host_memory import allocate_hosted
@@ -16,7 +16,7 @@ from ringcoll.transports.mapping import NoPeerAccess
 from ringcoll.transports.peers import PeerMemory, allocate_shared
 from ringcoll.transports.probe import check_pairs
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 Transport = Literal["p2p", "host"]
 """How ranks of one host reach each other: device to device, or through pinned host memory."""

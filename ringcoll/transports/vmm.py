@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ringcoll import log
 from ringcoll.cuda.device import on
 from ringcoll.cuda.virtual_memory import export, map_pieces, pieces_of, unmap_pieces
 from ringcoll.errors import Error, MachineError
@@ -18,7 +18,7 @@ from ringcoll.host.fd_passing import MOST, FdServer, receive
 from ringcoll.transports.handles import MemoryHandle
 from ringcoll.transports.mapping import unmap
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 _LARGEST = 1 << 48  # bytes
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringcoll import bootstrap, finalize
-from ringcoll.bootstrap import bootstrap_of, mpi_world, overlap
+from ringcoll import finalize
+from ringcoll.bootstrap import bootstrap_of, mpi, mpi_world, overlap, torchrun
 from ringcoll.bootstrap.launcher import (
     Launcher,
     TorchWorld,
@@ -86,7 +86,7 @@ def test_a_number_of_torchrun_that_is_wrong_is_named_and_the_others_learn_it(
     name, value, monkeypatch
 ):
     posted = []
-    monkeypatch.setattr(bootstrap, "post_torch_refusal", lambda environ, *rest: posted.append(rest))
+    monkeypatch.setattr(torchrun, "post_torch_refusal", lambda environ, *rest: posted.append(rest))
     for variable, word in {**TORCHRUN, name: value}.items():
         monkeypatch.setenv(variable, word)
     with pytest.raises(LauncherError, match=f"{name} is {value!r}: set") as caught:
@@ -268,7 +268,7 @@ def test_a_rank_that_ends_after_others_does_not_call_them_dead(monkeypatch):
     meeting = finalize.Exit(announce=lambda: None, ready=lambda: False, dead=lambda: [1, 0])
     monkeypatch.setattr(finalize, "_exits", {frozenset[object](): meeting})
     monkeypatch.setattr(finalize, "mpi_running", object)
-    monkeypatch.setattr(finalize, "left_behind", tuple)
+    monkeypatch.setattr(mpi, "left_behind", tuple)
     monkeypatch.setattr(finalize, "uncaught", lambda: None)
     monkeypatch.setattr(finalize, "_leave", leave)
     monkeypatch.setattr(finalize, "_say", said.append)

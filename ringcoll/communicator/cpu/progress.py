@@ -13,7 +13,6 @@ it.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import sys
 import threading
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ringcoll import log
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.message_thread import DEFER_BYTES, DEFER_SECONDS, MessageThread
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
@@ -42,7 +42,6 @@ from ringcoll.executors.point_to_point import ActivePairCall, Pairs
 if TYPE_CHECKING:
     from ringcoll.communicator.rank import RankState
 
-_log = logging.getLogger("ringcoll")
 
 PASSED = "a deadline that is no error here"
 
@@ -488,5 +487,10 @@ class Progress(MessageThread):
         self.abandon(ClosedError(f"{self.state}: closed before this message ended"))
         failed, self._failed = self._failed, None
         if failed is not None and failed._unseen is not None and not self.state.settled:
-            _log.error("%s: nobody waited for a call that failed: %r", self.state, failed._unseen)
+            log.write(
+                log.ERROR,
+                "%s: nobody waited for a call that failed: %r",
+                self.state,
+                failed._unseen,
+            )
         self._end_thread()

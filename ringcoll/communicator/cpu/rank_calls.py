@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import replace
 from inspect import GEN_CLOSED, GEN_SUSPENDED, getgeneratorstate
 from typing import Any, NoReturn
 
+from ringcoll import log
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.message_thread import DEFER_BYTES
@@ -31,8 +31,6 @@ from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Choice, CpuRanks, limits_of
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent
-
-_log = logging.getLogger("ringcoll")
 
 
 class RankCalls(RankErrors):
@@ -111,7 +109,7 @@ class RankCalls(RankErrors):
     def log_choice(self, text: str) -> None:
         """Log on rank 0 what a new call runs; all ranks choose the same."""
         if self.fabric.rank == 0:
-            _log.debug("%s: %s", self, text)
+            log.write(log.DEBUG, "%s: %s", self, text)
 
     def start_trace(self) -> None:
         """Record every row that is executed from now on."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ringcoll import log
 from ringcoll.communicator.cpu.message_thread import DEFER_SECONDS, NAPS
 from ringcoll.communicator.work import Latch, Work
 from ringcoll.errors import ClosedError
-
-_log = logging.getLogger("ringcoll")
 
 
 class DeferredCall:
@@ -183,7 +181,9 @@ class Worker:
             lost = [work._unseen for work in self._failed if work._unseen is not None]
             self._failed.clear()
         for error in lost:
-            _log.error("%s: a call failed, and no wait raised its error: %r", self._name, error)
+            log.write(
+                log.ERROR, "%s: a call failed, and no wait raised its error: %r", self._name, error
+            )
         return not self._thread.is_alive()
 
     def _serve(self) -> None:

@@ -8,12 +8,12 @@ have a communicator of their own, of GPU ranks of one node, with the node's symm
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringcoll import log
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.rank_calls import refuse_kernel_options
 from ringcoll.communicator.cpu.waiting import wait_for
@@ -58,7 +58,7 @@ from ringcoll.transports.scratch import Transport
 from ringcoll.tuner.choice import Choice, limits_of
 from ringcoll.tuner.gpu import in_two_layers
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 _OPTIONS = {"protocol": "Simple", "engine": "host"}  # of kernels, that such ranks take
 _SOON, _INTERVAL = 1.0, 1e-3  # seconds until a comparison has failed everywhere, between looks
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ringcoll import log
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.cpu.rank_calls import with_options
@@ -50,7 +50,7 @@ _SIZES = 4 << 10, 1 << 20, 16 << 20
 """Bytes of calls by LL, LL128 and Simple. Larger calls of a kind often follow a small one, and
 NVRTC compiles a kernel of Simple in 0.5 to 0.9 s, of LL and LL128 in 0.2 s."""
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 
 class CudaState(RankState):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import warnings
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringcoll import log
 from ringcoll.cuda.device import Device, available, cuda_version, devices
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
@@ -18,8 +18,6 @@ from ringcoll.fabric.identity import identity
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.loader import Loader
-
-_log = logging.getLogger("ringcoll")
 
 
 def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
@@ -35,7 +33,7 @@ def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
             raise MachineError(f"init: device='cuda', but rank {rank} has no GPU: {reason}")
         if fabric.rank == 0:
             text = f"init: device='auto' is the CPU: rank {rank} has no GPU ({reason})"
-            _log.info("%s", text)
+            log.write(log.INFO, "%s", text)
             if driver:
                 warnings.warn(
                     f"{text}, though its host has an NVIDIA driver; pass device='cpu' if that is "

@@ -8,7 +8,6 @@ fails leaves the topology unknown; a file that the user has named must be right.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringcoll import log
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
@@ -34,7 +34,6 @@ _MOST_CHARACTERS = 1 << 24
 
 _WHAT = "topology sent by rank 0"
 
-_log = logging.getLogger("ringcoll")
 _reading = threading.RLock()
 """Held to parse: of ranks that are threads, one parses the text and the others find the result."""
 
@@ -70,7 +69,7 @@ def agree(
     text = _from_rank_0(fabric, text, "init: the machine")
     found = _parse(text, fabric.nranks, busid is not None)
     if fabric.rank == 0:
-        _log.info("init: %s", _summary(found))
+        log.write(log.INFO, "init: %s", _summary(found))
     return found
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ringcoll import log
 from ringcoll.bootstrap.contract import named, whole
 from ringcoll.communicator.failures import error_text
 from ringcoll.communicator.public import Communicator
@@ -30,12 +29,9 @@ from ringcoll.fabric import (
     Fabric,
     closing_if_it_fails,
     each,
-    open_fabric,
     start_all,
     thread_fabrics,
 )
-
-_log = logging.getLogger("ringcoll")
 
 
 def init(
@@ -120,6 +116,7 @@ def begin(
 ) -> Communicator:
     """What :func:`init` makes; ``ordinal``: the caller's choice of a GPU, ``met``: id and rank."""
     from ringcoll.bootstrap import joined
+    from ringcoll.fabric import open_fabric
 
     seconds = config.timeout or 60.0
     with joined(bootstrap, timeout=seconds, **met) as world:
@@ -228,7 +225,7 @@ def run_ranks(
 
     def work(comm: Communicator) -> None:
         __tracebackhide__ = True
-        comm._state.failure_level = logging.DEBUG  # the caller gets the first error
+        comm._state.failure_level = log.DEBUG  # the caller gets the first error
         try:
             comm._settle()
             results[comm.rank] = function(comm)
@@ -259,25 +256,6 @@ def run_ranks(
             error.add_note(_who_raised(failures, nranks))
         raise error
     return results
-
-
-class _Stderr(logging.StreamHandler[Any]):
-    """The handler of ``debug=True`` in a program that has configured no logging."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write to the current sys.stderr, which a test may have replaced."""
-        self.stream = sys.stderr
-        super().emit(record)
-
-
-def _show_log() -> None:
-    """Enable log lines of level DEBUG, and show them unless the program has a handler."""
-    _log.setLevel(logging.DEBUG)
-    handlers = [*_log.handlers, *logging.getLogger().handlers]
-    if all(isinstance(handler, logging.NullHandler) for handler in handlers):
-        handler = _Stderr()
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        _log.addHandler(handler)
 
 
 def _consequence(error: BaseException) -> int:
@@ -341,7 +319,7 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
             "init: pace= is for links inside one host, but these ranks are on several; leave it out"
         )
     if fabric.rank == 0:
-        _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
+        log.write(log.INFO, "init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     state: RankState
     register = settings.register is not False
     if device is None:
@@ -380,7 +358,7 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
         state.start_trace()
     elif settings.debug:
         state.debug = True
-        _show_log()
+        log.show()
         if fabric.rank == 0:
-            _log.debug("init: %s agreed on %s", state, given[0].decode())
+            log.write(log.DEBUG, "init: %s agreed on %s", state, given[0].decode())
     return state

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ringcoll import log
 from ringcoll.config import Settings
 from ringcoll.cuda.device import Device
 from ringcoll.errors import ArgumentError, MachineError, MismatchError
@@ -32,7 +32,6 @@ SHIPPED = Path(table.__file__).parent / "tables"
 """Tables of the package, of machines that its authors have measured."""
 
 _WHAT = "init: the tuning table"
-_log = logging.getLogger("ringcoll")
 
 
 def machine_of(fabric: Fabric, device: Device | None) -> Machine:
@@ -140,7 +139,7 @@ def _found(here: Machine, path: str | None, cache_dir: str | None) -> dict[str, 
         if shipped.exists():  # as trustworthy as the package's code, whoever has installed it
             return _checked(shipped.read_text(encoding="utf-8"), here, "shipped table, measured")
     except (OSError, ValueError) as error:
-        _log.warning("cannot use the tuning table %s: %s", read, error)
+        log.write(log.WARNING, "cannot use the tuning table %s: %s", read, error)
     return {}
 
 
@@ -152,7 +151,8 @@ def _checked(text: str, here: Machine, source: str) -> dict[str, str]:
             f"`ringcoll tune --ranks {here.ranks}`"
         )
     if of.device != here.device:
-        _log.warning(
+        log.write(
+            log.WARNING,
             "init: the tuning table (%s) is of %s, these ranks are on %s; run `ringcoll tune "
             "--ranks %d`",
             *(source.strip(","), of.device, here.device, here.ranks),

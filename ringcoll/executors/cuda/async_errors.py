@@ -7,7 +7,6 @@ are dead, have left or make a control call.
 
 from __future__ import annotations
 
-import logging
 import struct
 import threading
 import time
@@ -17,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ringcoll import log
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import HostMapped
@@ -45,7 +45,7 @@ from ringcoll.tuner.choice import Choice
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 _EVERY = 0.1
 """Seconds between checks; a kernel that waits for a dead rank aborts within twice that."""

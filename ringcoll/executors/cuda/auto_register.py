@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from ringcoll import log
 from ringcoll.cuda.device import on
 from ringcoll.cuda.driver import Allocation, allocation_of, number_of
 from ringcoll.cuda.memory import host_mapped
@@ -46,7 +46,7 @@ from ringcoll.host.limits import size
 from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 _VERSION, _COUNT, _MAPPED = range(3)
 """Words of a rank's log, each with one writer: a version, the count of registrations, and for each

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import struct
 import time
@@ -21,14 +20,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
 
-from ringcoll import version
+from ringcoll import log, version
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda.compile import compile_kernel, flags, nvrtc_version, read_headers
 from ringcoll.executors.cuda.shipped import ShippedKernels
 from ringcoll.fabric.thread import OURS
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 # Magic, bytes that follow, digest of key and these: bytes of the record, the record, the cubin.
 _HEADER = struct.Struct("<8sQ32s")

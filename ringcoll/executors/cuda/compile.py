@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ringcoll import log
 from ringcoll.errors import MachineError
 from ringcoll.folders import pip_install
 
@@ -23,7 +23,7 @@ _KERNELS = Path(__file__).parents[2] / "kernels"
 _LOG_LINES = 40
 _NAME = "ringcoll"  # of every kernel's text, in errors
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 _stop = ctypes.create_string_buffer(2)
 """A text of no byte while compilations go on, of one when they are to end."""

@@ -28,13 +28,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from ringcoll import log
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import DeviceMemory, allocate
@@ -46,7 +46,7 @@ from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handl
 from ringcoll.transports.mapping import pointer_to, unmap
 from ringcoll.transports.peers import is_gone
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 SCRATCH_BYTES = 256 << 20
 _SHARE = 16

@@ -8,11 +8,11 @@ next call reads without synchronizing with the device.
 from __future__ import annotations
 
 import itertools
-import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
 
+from ringcoll import log
 from ringcoll.cuda.device import Device, on, runtime
 from ringcoll.cuda.streams import EventPool, ReusedEvent, waiting_ends_capture
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
@@ -31,7 +31,7 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 
 class CudaExecutor(CudaPreparer):

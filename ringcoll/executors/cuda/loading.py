@@ -11,7 +11,6 @@ all ranks: waiting for them is safe.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import weakref
@@ -21,6 +20,7 @@ from functools import cache
 from threading import Lock
 from typing import Any, Protocol
 
+from ringcoll import log
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture, waiting_ends_capture
 from ringcoll.errors import DeadlineError, LaunchRefused, MachineError
@@ -34,7 +34,7 @@ from ringcoll.executors.cuda.point_to_point import standard_pairs_text
 from ringcoll.executors.cuda.stream_order import StreamOrder, others_idle
 from ringcoll.fabric import Fabric
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 _open: weakref.WeakSet[KernelLoading] = weakref.WeakSet()
 _pending: weakref.WeakSet[GenericLaunch] = weakref.WeakSet()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from ringcoll import log
 from ringcoll.folders import write_aside
 
 FOLDER = Path(__file__).parents[2] / "compiled"
@@ -31,7 +31,7 @@ _LARGEST = 64 << 20  # bytes of a manifest, of a block, of a cubin, or to decomp
 _DAMAGE = (OSError, ValueError, MemoryError, RecursionError)  # of a file that is not used
 _INTEGRATED = ((7, 2), (8, 7), (10, 1), (11, 0))  # compatible with themselves alone
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 
 @dataclass(frozen=True, slots=True)

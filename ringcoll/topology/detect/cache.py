@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import platform
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from ringcoll import version
+from ringcoll import log, version
 from ringcoll.errors import ArgumentError
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.topology.detect.sysfs import driver_version, nvidia_gpus, text
 from ringcoll.topology.document import Element, parse, write
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 _MOST_BYTES = 1 << 22
 _FORMAT = 1

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from functools import cache, lru_cache
 from pathlib import Path
 
-from ringcoll import version
+from ringcoll import log, version
 from ringcoll.errors import MachineError
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.topology.paths import routes, stores
@@ -21,7 +20,7 @@ from ringcoll.topology.ringsets import as_json, ring_set_of
 from ringcoll.topology.search.find import find_rings
 from ringcoll.topology.system import System
 
-_log = logging.getLogger("ringcoll")
+_log = log.logger()
 
 _MOST_BYTES = 1 << 22
 
