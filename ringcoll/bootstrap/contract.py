@@ -9,9 +9,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import index
 from typing import Any, Protocol
 
+from ringcoll.bootstrap.overlap import overlapping, refused_by_peer
 from ringcoll.errors import (
     AbortedError,
     DeadlineError,
@@ -137,12 +139,14 @@ def shortage(error: BaseException, rank: int | None) -> OutOfMemory | None:
 class Failure:
     """An error that another rank must raise: the name of its class, and its text.
 
-    ``origin`` is the process that reports it without being a rank.
+    ``origin`` is the process that reports it without being a rank; ``overlap``: two of its threads
+    have begun at the same time, and none of what they began will meet another rank.
     """
 
     kind: str
     text: str
     origin: str = ""
+    overlap: bool = False
 
     @staticmethod
     def of(error: BaseException, rank: int) -> Failure:
@@ -158,11 +162,13 @@ class Failure:
             return Failure(
                 kind if kind in _KINDS else "MachineError", f"rank {rank} failed: {error}"
             )
-        return Failure("AbortedError", f"rank {rank} aborted: {kind}: {error}")
+        text = f"rank {rank} aborted: {kind}: {error}"
+        return Failure("AbortedError", text, overlap=overlapping())
 
     def encode(self) -> bytes:
         """JSON of it."""
-        sent = {"failure": self.kind, "text": self.text[:_LONGEST], "origin": self.origin}
+        sent: dict[str, object] = {"failure": self.kind, "text": self.text[:_LONGEST]}
+        sent |= {"origin": self.origin, "overlap": self.overlap}
         return json.dumps(sent).encode()
 
     @staticmethod
@@ -176,8 +182,10 @@ class Failure:
         if not sent or not all(isinstance(part, str) for part in sent) or sent[0] not in _KINDS:
             return Failure("MachineError", f"a rank sent a malformed error: {payload[:80]!r}")
         kind, text, origin = sent
-        return Failure(kind, text[:_LONGEST], origin)
+        return Failure(kind, text[:_LONGEST], origin, found.get("overlap") is True)
 
     def error(self) -> Error:
-        """The error to raise."""
+        """The error to raise; other threads that come to this one's world soon raise it too."""
+        if self.overlap:
+            refused_by_peer(partial(_KINDS[self.kind], self.text))
         return _KINDS[self.kind](self.text)

@@ -13,6 +13,7 @@ from typing import Any
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values, gathered, malformed, named
 from ringcoll.bootstrap.mpi import settled
+from ringcoll.bootstrap.overlap import commit
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.errors import AbortedError, MachineError, MismatchError, RankLostError
 from ringcoll.fabric.base import Fabric, closing_if_it_fails
@@ -35,6 +36,7 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
     found: list[Mapping[str, str]] = []
     try:
         found = _checked(gathered(bootstrap, own), own)
+        commit()
         if isinstance(bootstrap, StoreBootstrap):
             bootstrap.watch = partial(_check_alive, _beside(found, bootstrap.rank))
         fabric = _opened(bootstrap, found, timeout)

@@ -13,7 +13,8 @@ import pytest
 
 import ringcoll
 from ringcoll.bootstrap import overlap
-from ringcoll.errors import MismatchError, RankLostError, UsageError
+from ringcoll.bootstrap.contract import Failure
+from ringcoll.errors import AbortedError, MismatchError, RankLostError, UsageError
 from tests.fabric.test_store_bootstrap import Kept
 from tests.launching import launch
 
@@ -133,8 +134,9 @@ def test_two_processes_of_two_threads_each():
 
 
 OVER_MPI = """
-import json, os, pathlib, sys, time
+import json, os, pathlib, sys, threading, time
 import ringcoll
+from ringcoll.bootstrap import mpi, overlap, sockets
 from tests.fabric.test_id_threads import calls, in_threads, rank_of
 if sys.argv[1] == "comms":
     from mpi4py import MPI
@@ -147,10 +149,24 @@ elif sys.argv[1] == "mixed":
     given = MPI.COMM_WORLD.bcast(ringcoll.unique_id("127.0.0.1") if not MPI.COMM_WORLD.rank else 0)
 else:
     worlds = [None] * 2
-def total(world):
+late = sys.argv[1] == "late" and os.environ["PMI_RANK"] == "1"
+came, ended = threading.Barrier(2), threading.Event()
+def enter(world):
+    try:
+        overlap.enter(world)
+    finally:
+        if not late and sys.argv[1] != "mixed":
+            came.wait()  # else a thread may begin when the other's has failed
+mpi.enter = sockets.enter = enter
+def total(number, world):
     def run():
-        with ringcoll.init(world, device="cpu", timeout=60) as comm:
-            return calls(comm)
+        if late and number:
+            ended.wait()
+        try:
+            with ringcoll.init(world, device="cpu", timeout=60) as comm:
+                return calls(comm)
+        finally:
+            ended.set()
     return run
 rank, folder = int(os.environ["PMI_RANK"]), pathlib.Path(sys.argv[2])
 (folder / str(rank)).touch()  # a rank that begins after another's refusal would wait for it
@@ -160,7 +176,7 @@ began = time.monotonic()
 if sys.argv[1] == "mixed":
     found = in_threads([rank_of(given, 2 * rank + more, 4, calls) for more in range(2)])
 else:
-    found = in_threads([total(world) for world in worlds])
+    found = in_threads([total(*one) for one in enumerate(worlds)])
     if any(isinstance(one, Exception) for one in found):  # one's own, or of the first that failed
         found = ["two threads of this process" in str(one) for one in found]
 print(str(rank) + " " + json.dumps([found, time.monotonic() - began < 30]) + "\\n", end="")
@@ -174,13 +190,18 @@ REFUSED = [[True] * 2, True]
     ("how", "seen"),
     [
         ("launcher", [REFUSED] * 2),
+        ("late", [REFUSED] * 2),
         ("mpi", [REFUSED] * 2),
         ("comms", [REFUSED] * 2),
         ("mixed", [[wanted(4)[:2], True], [wanted(4)[2:], True]]),
     ],
 )
 def test_threads_under_mpiexec(how, seen, tmp_path):
-    """Ranks of a process need an id, whatever MPI's communicators they have."""
+    """Ranks of a process need an id, whatever MPI's communicators they have.
+
+    Late: rank 1's second thread begins when its first has failed, because rank 0's had begun at
+    the same time.
+    """
     process = started(*launch(2), sys.executable, "-c", OVER_MPI, how, tmp_path)
     out = process.communicate(timeout=100)[0]
     assert process.returncode == 0
@@ -197,6 +218,45 @@ def test_threads_over_one_store_are_refused_and_nobody_waits(monkeypatch):
     assert all(isinstance(error, UsageError) for error in found)
     assert len(names) == 2  # each names the other
     assert b"two threads of this process" in store.values["ringcoll/1/failure"]
+    assert not overlap._beginning
+
+
+def test_a_thread_that_comes_when_all_ranks_have_met_waits_for_the_first():
+    store = Kept()
+    overlap.enter(store)
+    overlap.commit()
+
+    def begin():
+        overlap.enter(store)
+        overlap.leave()
+
+    second = threading.Thread(target=begin)
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()
+    overlap.check()
+    overlap.leave()
+    second.join()
+    assert not overlap._beginning
+
+
+def test_a_peers_refusal_is_every_threads_once():
+    store, failure = Kept(), Failure("AbortedError", "of rank 1", overlap=True)
+
+    def first():
+        overlap.enter(store)
+        raised = Failure.decode(failure.encode()).error()
+        overlap.leave()
+        raise raised
+
+    def twice():
+        with pytest.raises(AbortedError, match="of rank 1"):
+            overlap.enter(store)
+        overlap.enter(store)
+        overlap.leave()
+
+    for function, found in ((first, failure.error()), (twice, None), (twice, None)):
+        assert repr(in_threads([function])) == repr([found])
     assert not overlap._beginning
 
 
