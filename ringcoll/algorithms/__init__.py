@@ -6,28 +6,11 @@ lowering; a barrier alone, which moves nothing, brings its own signals.
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 
-from ringcoll.algorithms import (
-    all_pairs,
-    barrier,
-    bruck,
-    chain,
-    doubling,
-    halving,
-    hierarchical,
-    hierarchical_rooted,
-    one_shot,
-    pull,
-    ring,
-    rooted,
-    scan,
-    scatter_gather,
-    tree,
-    two_shot,
-)
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from ringcoll.plan import Plan, check_types
@@ -52,81 +35,121 @@ keyword where the algorithm has a use for them."""
 Algorithm = str | Builder
 """A name of :data:`ALGORITHMS`, or a function of your own: ``nranks`` (and ``root``) to a Plan."""
 
+
+class _Builders(Mapping[str, Builder]):
+    """The algorithms of a collective; the module of one is loaded when its builder is taken."""
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._homes = homes
+
+    def __getitem__(self, name: str) -> Builder:
+        module, _, function = self._homes[name].partition(".")
+        found: Builder = getattr(importlib.import_module(f"ringcoll.algorithms.{module}"), function)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
 ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
-    "all_reduce": {
-        "ring": ring.all_reduce,
-        "tree": tree.all_reduce,
-        "one_shot": one_shot.all_reduce,
-        "one_shot_push": one_shot.all_reduce_push,
-        "two_shot": two_shot.all_reduce,
-        "two_shot_fused": two_shot.all_reduce_fused,
-        "all_pairs": all_pairs.all_reduce,
-        "all_pairs_pull": pull.all_reduce,
-        "recursive_doubling": doubling.all_reduce,
-        "halving_doubling": halving.all_reduce,
-        "hierarchical": hierarchical.all_reduce,
-    },
-    "broadcast": {
-        "ring": ring.broadcast,
-        "chain": chain.broadcast,
-        "tree": tree.broadcast,
-        "scatter_gather": scatter_gather.broadcast,
-        "scatter_gather_fused": scatter_gather.broadcast_fused,
-        "scatter_gather_pull": pull.broadcast,
-        "one_shot": one_shot.broadcast,
-        "all_pairs": rooted.broadcast,
-        "hierarchical": hierarchical_rooted.broadcast,
-    },
-    "reduce": {
-        "ring": ring.reduce,
-        "chain": chain.reduce,
-        "tree": tree.reduce,
-        "scatter_gather": scatter_gather.reduce,
-        "scatter_gather_push": scatter_gather.reduce_push,
-        "scatter_gather_pull": pull.reduce,
-        "one_shot": one_shot.reduce,
-        "all_pairs": rooted.reduce,
-        "hierarchical": hierarchical_rooted.reduce,
-    },
-    "all_gather": {
-        "ring": ring.all_gather,
-        "one_shot": one_shot.all_gather,
-        "all_pairs": all_pairs.all_gather,
-        "all_pairs_fused": all_pairs.all_gather_fused,
-        "all_pairs_pull": pull.all_gather,
-        "recursive_doubling": doubling.all_gather,
-        "bruck": bruck.all_gather,
-        "hierarchical": hierarchical.all_gather,
-    },
-    "reduce_scatter": {
-        "ring": ring.reduce_scatter,
-        "one_shot": one_shot.reduce_scatter,
-        "all_pairs": all_pairs.reduce_scatter,
-        "recursive_halving": halving.reduce_scatter,
-        "hierarchical": hierarchical.reduce_scatter,
-    },
-    "all_to_all": {
-        "one_shot": one_shot.all_to_all,
-        "all_pairs": all_pairs.all_to_all,
-        "all_pairs_pull": pull.all_to_all,
-        "bruck": bruck.all_to_all,
-    },
-    "gather": {"one_shot": one_shot.gather, "all_pairs": rooted.gather},
-    "scatter": {"one_shot": one_shot.scatter, "all_pairs": rooted.scatter},
-    "scan": {
-        "one_shot": scan.scan_one_shot,
-        "chain": scan.scan_chain,
-        "recursive_doubling": scan.scan_doubling,
-    },
-    "exscan": {
-        "one_shot": scan.exscan_one_shot,
-        "chain": scan.exscan_chain,
-        "recursive_doubling": scan.exscan_doubling,
-    },
-    "send": {"pair": chain.send},
-    "barrier": {"all_pairs": barrier.all_pairs, "dissemination": barrier.dissemination},
+    "all_reduce": _Builders(
+        {
+            "ring": "ring.all_reduce",
+            "tree": "tree.all_reduce",
+            "one_shot": "one_shot.all_reduce",
+            "one_shot_push": "one_shot.all_reduce_push",
+            "two_shot": "two_shot.all_reduce",
+            "two_shot_fused": "two_shot.all_reduce_fused",
+            "all_pairs": "all_pairs.all_reduce",
+            "all_pairs_pull": "pull.all_reduce",
+            "recursive_doubling": "doubling.all_reduce",
+            "halving_doubling": "halving.all_reduce",
+            "hierarchical": "hierarchical.all_reduce",
+        }
+    ),
+    "broadcast": _Builders(
+        {
+            "ring": "ring.broadcast",
+            "chain": "chain.broadcast",
+            "tree": "tree.broadcast",
+            "scatter_gather": "scatter_gather.broadcast",
+            "scatter_gather_fused": "scatter_gather.broadcast_fused",
+            "scatter_gather_pull": "pull.broadcast",
+            "one_shot": "one_shot.broadcast",
+            "all_pairs": "rooted.broadcast",
+            "hierarchical": "hierarchical_rooted.broadcast",
+        }
+    ),
+    "reduce": _Builders(
+        {
+            "ring": "ring.reduce",
+            "chain": "chain.reduce",
+            "tree": "tree.reduce",
+            "scatter_gather": "scatter_gather.reduce",
+            "scatter_gather_push": "scatter_gather.reduce_push",
+            "scatter_gather_pull": "pull.reduce",
+            "one_shot": "one_shot.reduce",
+            "all_pairs": "rooted.reduce",
+            "hierarchical": "hierarchical_rooted.reduce",
+        }
+    ),
+    "all_gather": _Builders(
+        {
+            "ring": "ring.all_gather",
+            "one_shot": "one_shot.all_gather",
+            "all_pairs": "all_pairs.all_gather",
+            "all_pairs_fused": "all_pairs.all_gather_fused",
+            "all_pairs_pull": "pull.all_gather",
+            "recursive_doubling": "doubling.all_gather",
+            "bruck": "bruck.all_gather",
+            "hierarchical": "hierarchical.all_gather",
+        }
+    ),
+    "reduce_scatter": _Builders(
+        {
+            "ring": "ring.reduce_scatter",
+            "one_shot": "one_shot.reduce_scatter",
+            "all_pairs": "all_pairs.reduce_scatter",
+            "recursive_halving": "halving.reduce_scatter",
+            "hierarchical": "hierarchical.reduce_scatter",
+        }
+    ),
+    "all_to_all": _Builders(
+        {
+            "one_shot": "one_shot.all_to_all",
+            "all_pairs": "all_pairs.all_to_all",
+            "all_pairs_pull": "pull.all_to_all",
+            "bruck": "bruck.all_to_all",
+        }
+    ),
+    "gather": _Builders({"one_shot": "one_shot.gather", "all_pairs": "rooted.gather"}),
+    "scatter": _Builders({"one_shot": "one_shot.scatter", "all_pairs": "rooted.scatter"}),
+    "scan": _Builders(
+        {
+            "one_shot": "scan.scan_one_shot",
+            "chain": "scan.scan_chain",
+            "recursive_doubling": "scan.scan_doubling",
+        }
+    ),
+    "exscan": _Builders(
+        {
+            "one_shot": "scan.exscan_one_shot",
+            "chain": "scan.exscan_chain",
+            "recursive_doubling": "scan.exscan_doubling",
+        }
+    ),
+    "send": _Builders({"pair": "chain.send"}),
+    "barrier": _Builders(
+        {"all_pairs": "barrier.all_pairs", "dissemination": "barrier.dissemination"}
+    ),
 }
-"""The builders: collective, then algorithm."""
+"""The builders: collective, then algorithm; a rank loads those that it runs."""
 
 FOR_COPY_ENGINES = frozenset({"all_pairs_pull", "scatter_gather_pull"})
 """Plans that touch no buffer of another rank: kernels and CPU ranks have no use for that."""

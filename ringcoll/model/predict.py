@@ -18,17 +18,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.lower.slices import fuse, split
-from ringcoll.model.closed_form import Terms
 from ringcoll.model.fold import NEVER, Costs, fold, port_totals, stretch
 from ringcoll.model.graph import TICKS, Graph, build_graph, without_flight
 from ringcoll.model.links import Links, Port
 from ringcoll.model.loads import Load, Sizes
 from ringcoll.model.symmetry import representatives_of
 from ringcoll.plan import Block, Plan, Step, walk
+
+if TYPE_CHECKING:
+    from ringcoll.model.closed_form import Terms
 
 MANY_STEPS = 150_000
 """Steps of a slice above which only one slice is folded."""
@@ -174,6 +177,8 @@ class Clock:
         Links without α and L give the transfer and the filling of the pipeline, α adds the
         messages and L the flight.
         """
+        from ringcoll.model.closed_form import Terms  # a rank compares whole times alone
+
         graph, bare = self.graph(slices), self.costs(nbytes, slices, alpha=False)
         transfer = max(port_totals(graph, bare), default=0) * slices
         near = without_flight(graph)

@@ -15,7 +15,6 @@ from ringcoll.arguments.calls import Call
 from ringcoll.errors import LaunchRefused
 from ringcoll.tuner.choice import MAKING, Choice, CpuRanks, Fits, GpuRanks, Limits
 from ringcoll.tuner.cpu import choose_cpu
-from ringcoll.tuner.gpu import choose_gpu
 from ringcoll.tuner.proof import prove, prove_algorithm
 
 __all__ = ["Choice", "CpuRanks", "Fits", "GpuRanks", "Limits", "choose"]
@@ -48,6 +47,8 @@ def choose(call: Call, machine: CpuRanks | GpuRanks, limits: Limits, fits: Fits)
 
 def _choose(call: Call, machine: CpuRanks | GpuRanks, limits: Limits, fits: Fits) -> Choice:
     if isinstance(machine, GpuRanks):
+        from ringcoll.tuner.gpu import choose_gpu
+
         prove_algorithm(call, machine.nranks, limits)
         choice = choose_gpu(call, machine, limits, fits)
     else:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.communicator.setup import tables as places
 from ringcoll.communicator.setup import tuning
 from ringcoll.communicator.setup.start import communicator_on
 from ringcoll.config import Config, Settings
@@ -315,7 +316,7 @@ def test_the_environment_names_a_table(given, monkeypatch):
 
 
 def test_a_table_of_the_package_comes_after_the_users(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path)
+    monkeypatch.setattr(places, "SHIPPED", tmp_path)
     (tmp_path / name()).write_text(json.dumps(content()))
     first, _ = table_of(ringcoll.init_all(2, device="cpu"))
     assert first is not None and first.source == "shipped table, measured"
@@ -345,8 +346,8 @@ def test_a_table_is_not_looked_for_where_links_are_others(folder, monkeypatch):
     tuning.write_table(folder / name(), json.dumps(content()), private=True)
     here: Any = _Fabric()
     settings = Settings(cache_dir=str(folder.parent))
-    assert tuning.maybe_tuned(here, settings)
-    assert not tuning.maybe_tuned(here, replace(settings, transport="host"))
+    assert places.maybe_tuned(here, settings)
+    assert not places.maybe_tuned(here, replace(settings, transport="host"))
 
 
 def test_a_table_of_another_device_is_a_warning(given, caplog):

@@ -18,7 +18,7 @@ from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED, IN_BAND
 from ringcoll.tuner import Choice, Limits, choose
-from ringcoll.tuner.kept import counts_alike
+from ringcoll.tuner.kept_gpu import counts_alike
 from ringcoll.tuner.simple import is_large
 from ringcoll.tuner.table import parse
 from tests.communicator.test_tuning_table import content, entry, timed

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from inspect import GEN_CLOSED, GEN_SUSPENDED, getgeneratorstate
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringcoll import log
 from ringcoll.arguments.buffers import flat
@@ -29,8 +29,10 @@ from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
 from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Choice, CpuRanks, limits_of
-from ringcoll.tuner.table import Table
 from ringcoll.views import Extent
+
+if TYPE_CHECKING:
+    from ringcoll.tuner.table import Table
 
 
 class RankCalls(RankErrors):

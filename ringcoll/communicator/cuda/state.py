@@ -40,7 +40,7 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import Transport, allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
-from ringcoll.tuner.kept import with_count
+from ringcoll.tuner.kept_gpu import with_count
 from ringcoll.tuner.measured import ANY_BYTES, COPIED_BYTES, LEAST_LARGE, MESSAGE_COPY_BYTES
 from ringcoll.tuner.simple import is_large
 from ringcoll.tuner.table import Table

@@ -20,7 +20,6 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
 from ringcoll.model.links import Wire
-from ringcoll.topology.busid import bus_id
 from ringcoll.tuner.measured import HOP, HOST, links_of
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ def agree(
     received = fabric.allgather((busid or "").encode(), what="init: GPUs")
     text = ""
     if fabric.rank == 0:
+        from ringcoll.topology.busid import bus_id
+
         busids = None if busid is None else [bus_id(p.decode(errors="replace")) for p in received]
         text = _topology_text(fabric.nranks, busids, topo_file, cache_dir)
     text = _from_rank_0(fabric, text, "init: the machine")

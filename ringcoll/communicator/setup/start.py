@@ -13,7 +13,7 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.setup.devices import loader, ordinals, placed
 from ringcoll.communicator.setup.machine import agree
-from ringcoll.communicator.setup.tuning import agree_on_table, maybe_tuned
+from ringcoll.communicator.setup.tables import maybe_tuned
 from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import (
     AbortedError,
@@ -353,6 +353,8 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
             kernel_wait=settings.kernel_wait or KERNEL_WAIT,
         )
     if received[0].endswith(b"+"):
+        from ringcoll.communicator.setup.tuning import agree_on_table
+
         state.use_table(agree_on_table(fabric, device, settings))
     if settings.debug == "trace":
         state.start_trace()

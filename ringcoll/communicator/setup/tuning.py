@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import log
+from ringcoll.communicator.setup import tables
 from ringcoll.config import Settings
 from ringcoll.cuda.device import Device
 from ringcoll.errors import ArgumentError, MachineError, MismatchError
@@ -26,10 +27,6 @@ from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.host.processes import cpu_name
 from ringcoll.tuner import table
 from ringcoll.tuner.table import Machine, Table
-
-OFF = "off"
-SHIPPED = Path(table.__file__).parent / "tables"
-"""Tables of the package, of machines that its authors have measured."""
 
 _WHAT = "init: the tuning table"
 
@@ -79,24 +76,6 @@ def read_table(path: Path) -> Table | None:
         return None
 
 
-def maybe_tuned(fabric: Fabric, settings: Settings) -> bool:
-    """Whether rank 0 may find a table, as far as can be said before devices are known."""
-    if settings.tuning is not None:
-        return settings.tuning != OFF
-    other = settings.pace or settings.topo_file or settings.transport == "host"
-    if fabric.rank or fabric.nranks == 1 or fabric.nodes or other:
-        return False
-    folder = user_folder(settings.cache_dir, "tuning")
-    return any(each is not None and _is_folder(each) for each in (folder, SHIPPED))
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # in a folder that this user may not enter, as another's home
-        return False
-
-
 def agree_on_table(fabric: Fabric, device: Device | None, settings: Settings) -> Table | None:
     """Rank 0's table, on all ranks; collective."""
     here, path = machine_of(fabric, device), settings.tuning
@@ -130,7 +109,7 @@ def _found(here: Machine, path: str | None, cache_dir: str | None) -> dict[str, 
                 why = f"{why}; make it by `ringcoll tune --ranks {here.ranks} --out {path}`"
             return {"refused": f"init: tuning={path!r}, read by rank 0: {why}"}
     own = own_path(here, cache_dir)
-    shipped = SHIPPED / file_name(here)
+    shipped = tables.SHIPPED / file_name(here)
     read = own
     try:
         if own is not None and own.exists():

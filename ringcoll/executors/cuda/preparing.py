@@ -55,7 +55,7 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
-from ringcoll.tuner.kept import counts_alike, laid_out, with_count
+from ringcoll.tuner.kept_gpu import counts_alike, laid_out, with_count
 from ringcoll.tuner.measured import LEAST_LARGE
 from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
