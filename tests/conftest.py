@@ -221,9 +221,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     Plans are made of many small objects, few of them in cycles: with the usual threshold, and with
     the tests themselves among the objects, the collector takes a third of the time; with 20,000
-    still a tenth.
+    still a tenth. What imports have left behind is frozen too: to free those few MB takes longer.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(300_000, 10, 10)
     gc.enable()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from benchmarks.plots import draw
 from benchmarks.tables import LIBRARIES, all_reduce, record
@@ -15,6 +14,8 @@ from ringcoll.bench.plot import draw_rows
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are saved."""
+    from matplotlib.figure import Figure  # here: every worker collects this file, one runs it
+
     saved = []
     plain = Figure.savefig
 
