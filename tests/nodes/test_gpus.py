@@ -18,10 +18,10 @@ def built_once():
     ("names", "parts"),
     [
         # A start for each placement: to start a rank takes longer than most parts do.
-        ("a,b", "collectives types options vectors streams reduces one_core"),
+        ("a,b", "collectives types options vectors one_core"),
         ("a,b,b", "vectors streams splits"),
         ("a,b,c", "rails reduces direct crosses"),
-        ("a,a,b,b", "collectives layers crosses"),
+        ("a,a,b,b", "collectives layers crosses direct"),
         ("a,b,b,a,a,b", "rails reduces direct_of_some"),  # three of each, by turns and not
     ],
 )

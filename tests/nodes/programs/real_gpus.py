@@ -107,6 +107,7 @@ def main() -> None:
     for module, name, value in (
         (gpus, "Plain", DeviceBuffer),
         (gpus, "run", run),
+        (gpus, "FAKE", False),
         # So that what is small enough to be checked closely has layers and slices.
         (measured, "LAYERS_BYTES", replace(measured.LAYERS_BYTES, value=30_000)),
         (layers, "_SHORT", 2048),
