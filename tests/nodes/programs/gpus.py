@@ -106,7 +106,7 @@ def collectives(comm, checks, _gpus) -> None:
         many = 40_003 // spread
         for index, count in enumerate((1, many) if few else (0, 1, 1001, many)):
             root = (number + index) % n if name in ROOTED else 0
-            places = (False, True) if index != 2 else (True, True)
+            places: tuple[bool, ...] = (False, True) if index != 2 else (True, True)
             if few:
                 places = ((number + index) % 2 == 1,)
             cases = [
