@@ -11,7 +11,7 @@ from ringcoll.tuner.candidates import layout_of
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Limits
 from ringcoll.tuner.gpu import alike, ll_grid, protocol_of
 from ringcoll.tuner.predicted import power
-from ringcoll.tuner.simple import combined, lanes_of, on_blocks
+from ringcoll.tuner.simple import combined, simple_grid
 from ringcoll.tuner.simple import slices_of as slices_on_gpus
 
 
@@ -83,5 +83,5 @@ def laid_out(found: Choice, call: Call, machine: GpuRanks, limits: Limits, fits:
     if found.direct is not None:
         direct = laid_out(found.direct, call, machine, limits, fits)
     made = replace(found, layout=layout, direct=None)
-    made = on_blocks(made, call, machine, lanes_of(found, machine), machine.most(limits))
+    made = made.on(simple_grid(made, call, machine, limits))
     return made if direct is None else combined(made, direct)

@@ -57,7 +57,7 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     slices = slices_of(call, limits.algorithm or default)
     found = _launched(call, machine, limits, fits, "sm", default, slices, why)
     where = f"{call.collective} on rank {call.rank}"
-    lanes = lanes_of(found, machine)
+    lanes = _lanes(found, machine)
     if lanes > machine.blocks:  # a block would wait for one that cannot start
         raise LaunchRefused(
             f"{where}: this algorithm needs {lanes} CUDA blocks on a rank, {machine.blocks} are "
@@ -68,7 +68,7 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
             f"{where}: the parameters of a launch do not hold the steps of "
             f"{len(found.channels.rings)} rings; use fewer channels"
         )
-    found = on_blocks(found, call, machine, lanes, machine.most(limits))
+    found = found.on(simple_grid(found, call, machine, limits))
     return _with_direct(found, call, machine, limits, fits)
 
 
@@ -102,7 +102,7 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     lanes = max(sum(block.rank == rank for block in others) for rank in range(machine.nranks))
     # Half of the multiprocessors stay free for the gates that these blocks wait for.
     most = min(machine.most(limits) // 2, BESIDE_BLOCKS.value * max(1, lanes))
-    return on_blocks(found, call, machine, lanes, most)
+    return found.on(_grid(found, call, machine, lanes, most))
 
 
 def is_large(call: Call, machine: GpuRanks, limits: Limits) -> bool:
@@ -190,16 +190,21 @@ def _launched(
     return fitted(call, candidate, launch, fits, engine, why)
 
 
-def lanes_of(found: Choice, machine: GpuRanks) -> int:
+def _lanes(found: Choice, machine: GpuRanks) -> int:
     """Blocks of the program on the rank that has most."""
     return max(1, *(len(found.program.of(rank)) for rank in range(machine.nranks)))
 
 
-def on_blocks(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Choice:
-    """The choice on CUDA blocks: at most ``most``, equally many for each lane of a rank."""
+def simple_grid(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> Grid:
+    """The CUDA blocks of Simple, of a new choice and of one that is kept for other counts."""
+    return _grid(found, call, machine, _lanes(found, machine), machine.most(limits))
+
+
+def _grid(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Grid:
+    """At most ``most`` CUDA blocks, equally many for each lane of a rank."""
     pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
     replicas = max(1, min(machine.replicas, most // max(1, lanes), pieces))
-    return found.on(Grid(replicas, replicas * lanes, machine.threads))
+    return Grid(replicas, replicas * lanes, machine.threads)
 
 
 def _with_direct(
