@@ -24,7 +24,7 @@ class Leaf(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, of no use on a leaf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """The shape of a family of collectives: a row of :data:`COLLECTIVES`.
 

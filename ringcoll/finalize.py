@@ -52,7 +52,7 @@ class Tracked(Protocol):
         """The process is a child."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Exit:
     """How ranks meet in MPI_Finalize.
 

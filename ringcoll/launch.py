@@ -13,7 +13,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.plan import Buffer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Protocol:
     """How signals travel: as words of their own, or in band, in the lines of data they announce.
 

@@ -45,7 +45,7 @@ ProtocolName = Literal["LL", "LL128", "Simple"]
 Engine = Literal["sm", "copy", "host"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OptionType:
     """The legal values of an option.
 

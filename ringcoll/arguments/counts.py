@@ -27,7 +27,7 @@ Counts = tuple[int, ...]
 _NO_SEQUENCES = (str, bytes, Mapping, AbstractSet)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """A call in progress: its name, its rank, and how many ranks there are."""
 

@@ -25,7 +25,7 @@ _KEPT = 5.0  # seconds for threads to come that a refusal concerns
 _PAUSE = 1e-3  # seconds between looks whether the first thread has begun
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Beginning:
     thread: threading.Thread
     world: object
@@ -34,7 +34,7 @@ class _Beginning:
     committed: bool = False  # all ranks have met
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Refusal:
     """The end of what threads, here or on a peer, have begun over a world at the same time."""
 

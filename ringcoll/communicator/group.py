@@ -24,7 +24,7 @@ from ringcoll.executors.drive import Task, drive
 from ringcoll.fabric import Fabric, each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ControlCall:
     """A call of the control plane inside a group; ``run`` is collective."""
 

@@ -25,7 +25,7 @@ TraceEntry = tuple[Block, int, int, int]
 Pacer = Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Operand:
     """A slice of a chunk in a step, whatever the count of the call."""
 

@@ -22,7 +22,7 @@ class Prepared(Protocol):
         """Seconds that a wait of it may take."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LaunchRequest:
     """A prepared call with what its launch is given: a stream, of GPU ranks, and addresses."""
 

@@ -24,7 +24,7 @@ SPINS = 40
 """Polls before the waiting rank gives its core away; a poll takes about 0.1 µs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pause:
     """What a task waits for, and the time until which it cannot become ready."""
 

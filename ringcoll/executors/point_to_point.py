@@ -12,7 +12,6 @@ waits for it and enters with the sender's count, so that both ends run the same 
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +45,7 @@ from ringcoll.executors.shared_state import (
     Hello,
     SharedState,
     Words,
+    digest,
 )
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import PAIRS
@@ -111,11 +111,6 @@ class ActivePairCall:
         return self.call.send is not None
 
 
-def _digest(text: str, size: int) -> int:
-    """A hash of ``size`` bytes that is not 0."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest(), "little") or 1
-
-
 class Pairs:
     """One rank's halves of all its pairs in one context; without a pacer links run free."""
 
@@ -172,13 +167,13 @@ class Pairs:
             text = self.text(call)
             shown, label = call.shown or text, 0
             if call.matched:
-                shown, label = call.tagged(shown), _digest(call.tag, 7) << 8
+                shown, label = call.tagged(shown), (digest(call.tag) >> 8 or 1) << 8
             number = next(self.shared_state.numbers)
             remote = self._is_remote(call.peer)
             slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
             fits = self.pacer is None and not remote and launch.slices == 1
             found = PreparedPair(
-                Hello(_digest(text, 8), number, call.count, _DTYPE_NUMBERS[dtype] | label),
+                Hello(digest(text), number, call.count, _DTYPE_NUMBERS[dtype] | label),
                 shown,
                 self._at(call.peer, sends=sends),
                 self._at(self.rank, sends=not sends),

@@ -68,7 +68,7 @@ class Wiring:
     senders: Mapping[Chunk, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepTemplate:
     """The work of a row before it has arrays."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ringcoll.fabric.base import Fabric
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Round:
     """One exchange: which rank came for which call, with which value."""
 
@@ -25,7 +25,7 @@ class Round:
     taken: set[int] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Rendezvous:
     """The members of a subset that have come, and the world that they make when all have."""
 

@@ -60,7 +60,7 @@ class SegmentHandle:
         return SegmentHandle(pid, fd, nbytes, nonce)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Segment:
     """Memory that this process owns; ``body`` starts at a page and is zeroed."""
 

@@ -23,7 +23,7 @@ from ringcoll.plan import Block, Buffer, Plan, Step, hello
 Cell = tuple[int, str, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Event:
     """A step, or the end of a block, with what it knows: how many steps of every block."""
 

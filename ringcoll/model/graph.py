@@ -22,7 +22,7 @@ Edge = tuple[int, int, int]
 """The step that comes after, how many slices later, and the ticks of the signal's flight."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """One slice of a plan as numbers; step t of slice s is node (s, t).
 

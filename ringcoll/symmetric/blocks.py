@@ -18,7 +18,7 @@ class Reader(Protocol):
         """Copy them again."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Block(Generic[P]):
     """One part of memory of every rank; all parts have one size."""
 

@@ -22,7 +22,7 @@ _ALIGN = {"host": 64, "sm": 16, "copy": 16}
 """By engine: bytes on whose multiples chunks begin. 64 keep two ranks off one cache line."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """An algorithm's plan; its name is "" for a user's, ``channels`` None without rings."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -187,4 +186,6 @@ class Fits(Protocol):
 @lru_cache(maxsize=64)
 def _digest(plan: Plan) -> str:
     """A digest, by which ranks compare the plans that their users' functions have made."""
+    import hashlib  # it loads OpenSSL
+
     return hashlib.blake2b(format_plan(plan).encode(), digest_size=6).hexdigest()

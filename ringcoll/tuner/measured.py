@@ -15,7 +15,7 @@ from ringcoll.model.links import Links, Wire
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Source:
     """Where and when figures were measured; ``record`` is "" where none is kept."""
 
@@ -28,7 +28,7 @@ class Source:
         return f"{self.machine}, {self.date}{kept}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Measured(Generic[T]):
     """A figure: ``of`` a collective that ``by`` names, else ``value``."""
 

@@ -21,7 +21,7 @@ _Piece = tuple[int, slice] | None
 """Which of the buffers, sendbuf and recvbuf, an array lies in, and where, in elements."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
     """Checked sends and receives without their arrays, and the options of their call."""
 

@@ -240,7 +240,7 @@ def _works(lane: Sequence[RowTemplate]) -> int:
     return sum(row.step is not None and row.step.extent is not None for row in lane)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HostFits:
     """What ``half`` bytes of SCRATCH hold, those of one call; calls take two halves by turns."""
 

@@ -7,7 +7,6 @@ which buffers the others can reach, and all choose the same launch.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from ringcoll.executors.cpu.cpu_call import ActiveCall, BoundRows, Chosen, CpuCa
 from ringcoll.executors.drive import Lane, Pause, Task, drive, row_steps, run_paced_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.node_signals import open_node_signals
-from ringcoll.executors.shared_state import ANY_COUNT, RECORDS, Hello, SharedState
+from ringcoll.executors.shared_state import ANY_COUNT, RECORDS, Hello, SharedState, digest
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
@@ -96,13 +95,13 @@ class CpuExecutor(CallEntries):
             # The hello has it: another count changes no text.
             shown, count = shown.replace(f"count={call.count}", ANY_COUNT, 1), call.count
         text = f"{shown} {options}".rstrip()
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        code = digest(text)
         number, any_class = next(self.shared_state.numbers), not (agrees or self.fabric.nodes)
         reached = (0, 0)
         if not any_class:
             find = self.binder.mapped_address
             reached = find(*extent_of(call.send)), find(*extent_of(call.recv))
-        signature = signature_of(digest, count)
+        signature = signature_of(code, count)
         hello = Hello(signature, number, *reached, call.in_place, _factor(call), count)
         if options:
             # Refuse wrong options before the other ranks see the call.
@@ -116,7 +115,7 @@ class CpuExecutor(CallEntries):
             limits,
             staged,
             options,
-            digest,
+            code,
             text,
             agrees,
             hello,
