@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TypeVar, get_args
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError
 from ringcoll.model.figures import Figures, measured_figures, read_figures
 from ringcoll.model.links import Links, Topology, Wire, equal_nodes
@@ -152,6 +151,8 @@ def figures_of(args: argparse.Namespace) -> Figures | None:
             )
         return read_figures(args.figures)
     if args.bandwidth == MEASURED:
+        from ringcoll.config import from_environment  # it loads numpy
+
         _, settings = from_environment(os.environ)
         return measured_figures(settings.cache_dir)
     return None

@@ -14,7 +14,6 @@ from ringcoll.algorithms import name_of
 from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import check_target, progress, say_written, write_json, write_text
-from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.model.fastest import best_slices
 from ringcoll.model.machine import format_gain, machine_links, times_as_long
@@ -166,6 +165,7 @@ def _document(args: argparse.Namespace) -> Element:
         return load_document(args.file)
     if args.preset is not None:
         return preset_document(args.preset)
+    from ringcoll.config import from_environment  # it loads numpy
     from ringcoll.topology.detect import detect
 
     _, settings = from_environment(os.environ)

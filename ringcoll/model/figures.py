@@ -21,8 +21,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.model.links import Links, Topology
 
-_log = log.logger()
-
 HOW = (
     "`python -m benchmarks.gpu.timing_model` measures GPUs, `python -m benchmarks.timing_model "
     "--free` CPU ranks, both in a checkout of ringcoll"
@@ -71,7 +69,7 @@ def keep_figures(
         own_folder(folder)
         write_aside(path, text.encode() + b"\n")
     except OSError as error:
-        _log.warning("measured figures are not kept in %s: %s", folder, error)
+        log.write(log.WARNING, "measured figures are not kept in %s: %s", folder, error)
         return None
     return path
 
@@ -97,7 +95,7 @@ def _kept(path: Path) -> Figures | None:
         if _object(text, str(path)).get("host") == platform.node():
             return _parsed(text, str(path))
     except (OSError, ArgumentError) as error:
-        _log.warning("%s is left out: %s", path, error)
+        log.write(log.WARNING, "%s is left out: %s", path, error)
     return None
 
 
@@ -143,7 +141,9 @@ def _parsed(text: bytes, path: str) -> Figures:
     except ArgumentError as error:
         raise ArgumentError(f"figures {path}: {error}; {HOW}") from None
     if whole.get("met") is False:
-        _log.warning("figures %s: the run says that its points do not follow the model", path)
+        log.write(
+            log.WARNING, "figures %s: the run says that its points do not follow the model", path
+        )
     return replace(figures, date=date[:40], source=path)
 
 

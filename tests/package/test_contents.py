@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -109,16 +109,63 @@ def test_import_needs_only_the_dependencies():
     assert added_by("import ringcoll") <= {"ringcoll", "numpy", "ml_dtypes"}
 
 
-def test_a_cpu_rank_loads_nothing_that_knows_a_machine():
-    # It would take a fifth of the time in which a rank starts.
+RARE = (
+    *("logging", "hashlib", "socket", "ssl", "secrets", "random", "selectors", "subprocess"),
+    *("ringcoll.topology", "ringcoll.verifier", "ringcoll.transports", "ringcoll.executors.cuda"),
+    *(f"ringcoll.bootstrap.{name}" for name in ("joining", "launcher", "mpi", "relay", "store")),
+    *(f"ringcoll.fabric.{name}" for name in ("connect", "nodes", "opening", "process", "remote")),
+    *(f"ringcoll.tuner.{name}" for name in ("gpu", "kept_gpu", "simple", "table")),
+    *(f"ringcoll.algorithms.{name}" for name in ("bruck", "halving", "ring", "scan", "tree")),
+    *("ringcoll.model.closed_form", "ringcoll.communicator.setup.tuning", "ringcoll.units"),
+)
+"""What a rank that is a thread does not load for its start and a small call, nor below it."""
+
+
+def loaded_of(names: Sequence[str], code: str) -> str:
+    """The modules among these and below them that ``code`` loads and numpy does not."""
     program = (
-        "import sys, ringcoll\n"
-        "[comm] = ringcoll.init_all(1)\n"
-        "comm.all_reduce(__import__('numpy').ones(9))\n"
-        "found = {name for name in sys.modules if name.startswith('ringcoll.topology.')}\n"
-        "sys.exit(str(found) if found - {'ringcoll.topology.busid'} else 0)"
+        "import numpy, sys; before = set(sys.modules)\n"
+        f"{code}\n"
+        f"rare = {tuple(names)!r}; below = tuple(name + '.' for name in rare)\n"
+        "after = sorted(set(sys.modules) - before)\n"
+        "print(*(name for name in after if name in rare or name.startswith(below)))"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.strip()
+
+
+def test_a_cpu_rank_loads_neither_bootstraps_nor_machines_nor_logging():
+    # Each of them would be a part of the time in which every rank starts.
+    code = (
+        "import ringcoll\ndef work(comm): comm.all_reduce(numpy.ones(9))\nringcoll.spawn(work, 2)"
+    )
+    assert loaded_of(RARE, code) == ""
+
+
+@pytest.mark.parametrize("words", ["--help", "model all_reduce", "explain all_reduce"])
+def test_a_command_that_computes_plans_alone_loads_no_numpy(words):
+    program = (
+        "import sys; from ringcoll.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "sys.exit(str({'numpy', 'ml_dtypes', 'ringcoll.config'} & sys.modules.keys() or ''))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stderr.strip() == ""
+    assert words.split()[-1].strip("-") in done.stdout
 
 
 def test_what_torch_loads_in_every_process_is_next_to_nothing():
