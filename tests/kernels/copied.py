@@ -19,7 +19,7 @@ from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.plan import Buffer
 from tests.kernels.cases import Arrays, Case
 from tests.kernels.stand_in import KERNELS
-from tests.kernels.world import Ready, World
+from tests.kernels.world import Ready, World, roomy
 
 GATE_THREADS = 3
 
@@ -122,8 +122,8 @@ def devices(
         )
         kernel = None
         if any(program.blocks[block].rank in ranks for block in others.blocks):
-            body = simple_body(
-                program, layout, dtype, op, world.workspace, local, kernel_part=others
+            body = roomy(
+                simple_body(program, layout, dtype, op, world.workspace, local, kernel_part=others)
             )
             blocks = max(
                 sum(program.blocks[block].rank == rank for block in others.blocks)

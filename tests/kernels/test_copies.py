@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
+from itertools import chain as chain_of
 from threading import Thread
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copies import Copy, _Open
 from ringcoll.launch import Launch
 from ringcoll.tuner.simple import copied_blocks, crosses
-from tests.kernels.cases import LL, STAGED, Arrays, Case
+from tests.kernels.cases import LL, STAGED, Case
 from tests.kernels.copied import Device, devices, run
 from tests.kernels.stand_in import compile_all, needs_compiler
 from tests.kernels.world import ABORT, World
@@ -83,6 +85,26 @@ def on_devices(calls: list[Device]) -> None:
     run(calls)
 
 
+def texts_of(
+    world: World, todo: Iterable[Case], groups: list[list[int]], *, generic: bool = False
+) -> list[str]:
+    """The kernels that the calls are made of."""
+    found = set[str]()
+    for case in todo:
+        made = devices(world, case, world.arrays(case), groups, generic=generic)
+        found.update(*(device.texts() for device in made))
+        world.forget_arrays()
+    return sorted(found)
+
+
+@cache
+def compiled(nranks: int, *, every: bool) -> None:
+    """Compile what :func:`cases` need of every collective, where each rank has a device."""
+    todo = (cases(nranks, name, 203, every=every) for name in SOME)
+    groups = [[rank] for rank in range(nranks)]
+    compile_all(texts_of(World(nranks), chain_of.from_iterable(todo), groups))
+
+
 def called(
     nranks: int,
     groups: list[list[int]],
@@ -93,19 +115,11 @@ def called(
 ) -> int:
     """Make the calls one after the other, of kernels compiled together; how many."""
     world, calls, todo = World(nranks), 0, list(todo)
-
-    def made(case: Case, arrays: Arrays) -> list[Device]:
-        return devices(world, case, arrays, groups, generic=generic, scratch=scratch)
-
-    texts = set[str]()
-    for case in todo:
-        texts.update(*(device.texts() for device in made(case, world.arrays(case))))
-        world.forget_arrays()
-    compile_all(sorted(texts))
+    compile_all(texts_of(world, todo, groups, generic=generic))
     for case in todo:
         world.forget_arrays()
         arrays = world.arrays(case, calls)
-        run(made(case, arrays))
+        run(devices(world, case, arrays, groups, generic=generic, scratch=scratch))
         calls += 1
         arrays.check(case)
         settled(world, calls)
@@ -114,6 +128,7 @@ def called(
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_device_for_each_rank(name: str) -> None:
+    compiled(3, every=False)
     assert called(3, [[0], [1], [2]], cases(3, name, 203, every=False)) >= 4
 
 
@@ -136,6 +151,7 @@ def test_scratch_that_is_no_part_of_a_workspace(name: str) -> None:
 @pytest.mark.parametrize("nranks", [2, 4])
 @pytest.mark.parametrize("name", SOME)
 def test_every_algorithm_with_a_lane_of_copies(name: str, nranks: int) -> None:
+    compiled(nranks, every=True)
     apart = [[rank] for rank in range(nranks)]
     # A small size and a large one by turns: each pair of launch, size and ranks comes up.
     both = zip(cases(nranks, name, 203), cases(nranks, name, 1301), strict=True)
