@@ -102,12 +102,19 @@ def test_every_collective(launch: Launch) -> None:
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_some_ranks_generic_and_some_specialised(launch: Launch) -> None:
     world, rng = World(3), np.random.default_rng(5)
+    texts = list[str]()
     kinds = [
         ("all_reduce", "all_pairs", "float16", "max"),
         ("reduce_scatter", "ring", "int16", "avg"),
         ("all_gather", "ring", "complex64", "sum"),
         ("reduce", "chain", "float8_e5m2", "prod"),
     ]
+    for collective, algorithm, dtype, op in kinds:
+        case = Case(build(collective, algorithm, 3), launch, 5, dtype, op, shift=1)
+        arrays = world.arrays(case)
+        texts += [world.ready(case, arrays, ranks=(rank,)).text for rank in range(3)]
+        world.forget_arrays()
+    compile_all(texts)
     number = 0
     for collective, algorithm, dtype, op in kinds:
         plan = build(collective, algorithm, 3)

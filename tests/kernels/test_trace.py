@@ -73,14 +73,19 @@ def carrying(nranks: int, collective: str) -> tuple[Launch, ...]:
 
 
 def cases(nranks: int, collective: str) -> Iterator[Case]:
-    for algorithm in ALGORITHMS[collective]:
+    first = set[Launch]()
+    for turn, algorithm in enumerate(ALGORITHMS[collective]):
         root = nranks - 1 if "root" in options(collective, algorithm) else 0
         plan = build(collective, algorithm, nranks, root=root)
         for number, launch in enumerate(carrying(nranks, collective)):
+            # The first algorithm that a launch carries, and by turns every other one.
+            if launch in first and (turn + number) % 2:
+                continue
             try:
                 encode(plan, launch)
             except LaunchRefused:
                 continue
+            first.add(launch)
             count = 0 if collective == "barrier" else 331
             replicas = 1 if launch.in_band else 1 + number % 2
             yield Case(plan, launch, count, "float32", replicas=replicas)
