@@ -52,8 +52,8 @@ def counts_about(nranks: int, itemsize: int, rng: random.Random) -> list[int]:
     around = {size + near for size in sizes for near in (-1, 0, 1)}
     around.update(int(2 ** rng.uniform(0, 25)) for _ in range(150))
     counts = [count for count in around if count > 0]
-    rng.shuffle(counts)  # neighbours and strangers, upwards and downwards
-    return counts
+    # Neighbours and strangers, upwards and downwards; each collective takes others.
+    return rng.sample(counts, len(counts) // 2)
 
 
 def outcome(choosing: Callable[..., Choice], *arguments: Any) -> Any:
@@ -91,8 +91,8 @@ def test_choices_and_layouts_are_those_of_a_first_call(monkeypatch, name):
             got = outcome(kept.choose, call, one)
             assert got == outcome(choose, call, machine, one, FITS), (count, one)
         assert len(kept._kept) <= KEPT
-    assert made > 800
-    assert made - firsts[0] > 300
+    assert made > 400
+    assert made - firsts[0] > 100
 
 
 def test_a_users_algorithm_is_asked_for_every_choice():
@@ -124,8 +124,7 @@ def scaled(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_results_of_counts_not_seen(scaled, nranks):
+def test_results_of_counts_not_seen(scaled):
     """In turns below and above all thresholds, in place and not, from the second count on."""
 
     def work(comm):
@@ -162,7 +161,7 @@ def test_results_of_counts_not_seen(scaled, nranks):
                 comm.scan(mine[:count], part)
                 assert np.array_equal(part, sum(row[:count] for row in rows[: me + 1]))
 
-    ringcoll.spawn(work, nranks, timeout=60)
+    ringcoll.spawn(work, 3, timeout=60)
     assert sum(scaled) > 0.9 * len(scaled) > 1000
 
 
@@ -241,14 +240,19 @@ def test_a_count_not_seen_enters_few_functions():
     assert again.isdisjoint(entry.rpartition(" ")[2] for entry in way)
 
 
-@pytest.mark.parametrize("op", ["sum", "avg", "max"])
-@pytest.mark.parametrize("algorithm", [None, "ring", "two_shot"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("dtype", "algorithm", "op"),  # all pairs
+    [
+        (dtype, algorithm, ("sum", "avg", "max")[(row + column) % 3])
+        for row, dtype in enumerate(("float32", "bfloat16", "int8"))
+        for column, algorithm in enumerate((None, "ring", "two_shot"))
+    ],
+)
 def test_rows_that_had_another_count_give_what_new_ones_give(monkeypatch, dtype, algorithm, op):
     """Counts come once, again at once, again later; some leave ranks without a chunk."""
     kind, rng = dtype_of(dtype).numpy, random.Random(op + dtype)
     some = 1, 2, 64, 100, 3000, 20_000
-    once = [rng.choice((*some, *(rng.randrange(1, 9000) for _ in range(9)))) for _ in range(80)]
+    once = [rng.choice((*some, *(rng.randrange(1, 9000) for _ in range(9)))) for _ in range(50)]
     counts = [count for count in once for _ in range(rng.choice((1, 1, 1, 2, 3)))]
 
     def work(comm):

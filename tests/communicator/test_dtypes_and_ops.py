@@ -1,4 +1,4 @@
-"""Every dtype with every operator that it takes, in place and not, in every collective."""
+"""Every dtype with every operator that it takes in every collective, in place and not."""
 
 from __future__ import annotations
 
@@ -30,34 +30,37 @@ NAMES = [dtype.name for dtype in DTYPES]
 
 
 def cases(dtype):
-    """Small calls of all kinds, and a few that are large enough to be agreed on."""
+    """Small calls of all kinds, and a few that are large enough to be agreed on.
+
+    In place or not by chance for each: of the dtypes together, each call is made both ways.
+    """
     rng = random.Random(dtype)
     itemsize = next(d for d in DTYPES if d.name == dtype).itemsize
     found = []
     for collective in SHAPES:
         reduces = collective in REDUCING
         for op in operators(dtype, collective) if reduces else ["sum"]:
-            for in_place in (False, True):
-                counts = [rng.choice([1, 5, 7, 33])]
-                if in_place == (op in ("sum", "premul_sum")):
-                    counts.append(AGREED_BYTES.value // itemsize + 11)
-                found += [
-                    Case(
-                        collective,
-                        count,
-                        dtype,
-                        op,
-                        root=rng.randrange(RANKS) if collective in ROOTED else 0,
-                        in_place=in_place,
-                        symmetric=rng.random() < 0.5,
-                        scalars=scalars(dtype, RANKS, rng.randrange(99)),
-                        # The tuner's own choices fold in rank order where they are asked to.
-                        wild=True,
-                        options={"deterministic": True} if reduces else {},
-                        seed=rng.randrange(1 << 16),
-                    )
-                    for count in counts
-                ]
+            place = rng.random() < 0.5
+            counts = [rng.choice([1, 5, 7, 33])]
+            if op in ("sum", "premul_sum") or rng.random() < 0.3:
+                counts.append(AGREED_BYTES.value // itemsize + 11)
+            found += [
+                Case(
+                    collective,
+                    count,
+                    dtype,
+                    op,
+                    root=rng.randrange(RANKS) if collective in ROOTED else 0,
+                    in_place=in_place,
+                    symmetric=rng.random() < 0.5,
+                    scalars=scalars(dtype, RANKS, rng.randrange(99)),
+                    # The tuner's own choices fold in rank order where they are asked to.
+                    wild=True,
+                    options={"deterministic": True} if reduces else {},
+                    seed=rng.randrange(1 << 16),
+                )
+                for count, in_place in zip(counts, (place, not place), strict=False)
+            ]
     return found
 
 
@@ -67,35 +70,14 @@ def test_default_algorithms_fold_in_rank_order(dtype):
     assert ringcoll.spawn(run_cases, RANKS, todo) == [len(todo)] * RANKS
 
 
-@pytest.mark.parametrize("dtype", NAMES)
-def test_every_algorithm_with_some_operator(dtype):
-    rng = random.Random(dtype)
-    todo = [
-        Case(
-            collective,
-            rng.choice([2, 9, 31]),
-            dtype,
-            op,
-            root=rng.randrange(RANKS) if collective in ROOTED else 0,
-            in_place=rng.random() < 0.5,
-            scalars=scalars(dtype, RANKS, rng.randrange(99)),
-            options={"algorithm": algorithm},
-            seed=rng.randrange(1 << 16),
-        )
-        for collective in REDUCING
-        for algorithm in ALGORITHMS[collective]
-        for op in rng.sample(operators(dtype, collective), 3)
-    ]
-    assert ringcoll.spawn(run_cases, RANKS, todo) == [len(todo)] * RANKS
-
-
 @pytest.mark.parametrize("dtype", [d.name for d in DTYPES if d.category in ("float", "complex")])
 def test_every_rank_gets_the_same_bits_in_whatever_order_an_algorithm_sums(dtype):
     """Wild values: the order shows, but it is one order for all ranks."""
+    rng = random.Random(dtype)
     todo = [
         Case("all_reduce", 300, dtype, op, wild=True, options={"algorithm": algorithm})
         for algorithm in ALGORITHMS["all_reduce"]
-        for op in ("sum", "prod", "avg")
+        for op in ("sum", rng.choice(("prod", "avg")))
     ]
 
     def work(comm):

@@ -1,6 +1,6 @@
 """Every algorithm of every collective through the public call.
 
-With every number of ranks up to 9 each is called by ``test_pairwise.py``, and proven in
+With every number of ranks up to 6, and 8, each is called by ``test_pairwise.py``, and proven in
 ``tests/verifier``; here are those that differ: none, a power of two, odd, and one of neither.
 """
 

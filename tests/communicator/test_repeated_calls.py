@@ -29,16 +29,16 @@ def test_the_same_arrays_again_and_again(count, symmetric):
         for number in range(12):
             x[:], y[:] = comm.rank + number, -1
             comm.all_reduce(x, y)
-            assert set(y) == {3.0 + 3 * number}
+            assert (y == (3.0 + 3 * number)).all()
             comm.all_reduce(x, y, op="max")
-            assert set(y) == {2.0 + number}
+            assert (y == (2.0 + number)).all()
             comm.broadcast(y, root=number % 3)
             comm.reduce(x, y if comm.rank == 1 else None, root=1)
-            assert set(x) == {float(comm.rank + number)}
+            assert (x == (float(comm.rank + number))).all()
             comm.all_reduce(x)
-            assert set(x) == {3.0 + 3 * number}
+            assert (x == (3.0 + 3 * number)).all()
             comm.all_reduce(x, op=ringcoll.premul_sum(comm.rank))
-            assert set(x) == {3 * (3.0 + 3 * number)}
+            assert (x == (3 * (3.0 + 3 * number))).all()
         return len(comm._engine.calls)
 
     # Four forms of all_reduce, three roots of broadcast, one reduce.
@@ -79,7 +79,7 @@ def test_other_ranks_may_pass_other_arrays_each_time(count):
             x = (mine if (number + comm.rank) % 5 else plain)[turn % 4]
             x[:] = comm.rank + number
             comm.all_reduce(x)
-            assert set(x) == {3.0 + 3 * number}, number
+            assert (x == (3.0 + 3 * number)).all(), number
 
     ringcoll.spawn(work, 3)
 
@@ -89,10 +89,10 @@ def test_arrays_come_and_go_and_their_addresses_with_them():
         for number in range(40):
             x = np.full(3 + number % 2, comm.rank + number)
             comm.all_reduce(x)
-            assert set(x) == {1 + 2 * number}
+            assert (x == (1 + 2 * number)).all()
             y = np.full(9000, comm.rank + number, ["int32", "float32"][number % 2])
             comm.all_reduce(y)
-            assert set(y) == {1 + 2 * number}
+            assert (y == (1 + 2 * number)).all()
             kept = weakref.ref(x), weakref.ref(y)
             del x, y
             assert [ref() for ref in kept] == [None, None]
@@ -108,7 +108,7 @@ def test_arrays_at_one_address_after_the_other_give_their_own_results(count, alg
     """As an allocator gives memory out, in and out of place, whole rows and slices of them."""
 
     def work(comm):
-        room, wanted = np.empty((4, count + 8)), {3.0}
+        room = np.empty((4, count + 8))
         for number in range(40):
             room[:] = -7
             x = room[number % 4, number % 3 : number % 3 + count]
@@ -117,7 +117,7 @@ def test_arrays_at_one_address_after_the_other_give_their_own_results(count, alg
             if number % 7 == 0:
                 y = x
             comm.all_reduce(x, None if number % 7 == 1 else y, algorithm=algorithm)
-            assert set(x if number % 7 == 1 else y) == wanted
+            assert ((x if number % 7 == 1 else y) == 3).all()
             assert (room == -7).sum() == room.size - count * (1 if number % 7 < 2 else 2)
         return len(comm._engine.calls)
 
@@ -145,7 +145,7 @@ def test_symmetric_memory_is_used_again_by_later_arrays():
             places.add(x.ctypes.data)
             x[:] = comm.rank + number
             comm.all_reduce(x)
-            assert set(x) == {3.0 + 3 * number}
+            assert (x == (3.0 + 3 * number)).all()
             del x
         return len(places)
 
@@ -158,7 +158,7 @@ def test_an_empty_slice_keeps_nothing_alive():
         gone = weakref.ref(whole)
         y = np.zeros(3)
         comm.all_gather_v(np.ones(3) if comm.rank else whole[:0], y, [0, 3])
-        assert set(y) == {1.0}
+        assert (y == 1.0).all()
         del whole
         gc.collect()
         return gone() is None
@@ -174,7 +174,7 @@ def test_only_so_many_calls_are_kept():
                 for _ in range(2):  # a count that comes once is not kept
                     x[:] = i + comm.rank
                     comm.all_reduce(x)
-                    assert set(x) == {2.0 * i + 1}
+                    assert (x == (2.0 * i + 1)).all()
         return len(comm._engine.calls)
 
     assert ringcoll.spawn(work, 2) == [CACHED_CALLS] * 2
@@ -281,7 +281,7 @@ def test_many_ranks(nranks):
         for count in (1, 20_000):
             x = np.full(count, comm.rank)
             comm.all_reduce(x)
-            assert set(x) == {nranks * (nranks - 1) // 2}
+            assert (x == (nranks * (nranks - 1) // 2)).all()
         out = np.empty(nranks, int)
         comm.all_to_all(np.arange(nranks) + 100 * comm.rank, out)
         assert out.tolist() == [100 * r + comm.rank for r in range(nranks)]

@@ -236,14 +236,14 @@ def test_deterministic_calls_and_collectives_without_an_entry_do_without(given):
 
 def test_a_candidate_that_the_call_cannot_run_leaves_it_to_the_others(tmp_path):
     """A table may be of another release: chunks that fit no SCRATCH, more slices than elements."""
-    found = changed("entries", 0, "timed", 0, to=timed("hierarchical", 1e-4, 4096))
+    found = changed("entries", 0, "timed", 0, to=timed("hierarchical", 1e-4, 64))
     path = written(tmp_path / "t.json", found)
 
     def work(comm):
         for count in (3, 1 << 16, NBYTES // 4):
             x = np.ones(count, "float32")
             comm.all_reduce(x)
-            assert set(x.tolist()) == {2.0}
+            assert (x == 2).all()
         return True
 
     assert ringcoll.spawn(work, 2, device="cpu", tuning=path) == [True] * 2

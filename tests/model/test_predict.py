@@ -25,7 +25,7 @@ def ranks_of(collective, *some):
     return (2,) if collective == "send" else some
 
 
-@pytest.mark.parametrize("nranks", range(2, 9))
+@pytest.mark.parametrize("nranks", [2, 3, 5, 8])
 def test_the_chain_takes_what_the_formula_says(nranks):
     plans = chain(nranks), build("broadcast", "chain", nranks), build("reduce", "chain", nranks)
     for alpha, latency in ((0.0, 0.0), (1e-5, 0.0), (1e-5, 3e-6)):
@@ -73,11 +73,11 @@ def test_full_rate_needs_two_slots_and_two_flights(flight, enough):
 @pytest.mark.parametrize(("collective", "algorithm"), MOVING)
 @pytest.mark.parametrize("topology", ["switch", "pairs", "memory"])
 def test_an_algorithm_and_its_lowered_plan_take_the_same_time(collective, algorithm, topology):
-    for nranks in ranks_of(collective, 1, 3, 4):
+    for nranks in ranks_of(collective, *((1, 3, 4) if topology == "switch" else (3,))):
         plan = build(collective, algorithm, nranks)
         if any(chunk.size > 1 for _, step in plan.order for chunk in step.srcs):
             continue
-        for slices, window in ((1, 2), (2, 1), (5, 2), (7, 3)):
+        for slices, window in ((1, 2), (2, 1), (7, 3)):
             links = Links(B, 1e-6, 2e-6, topology, local_bandwidth=3 * B)
             sliced = predict(plan, N, links, slices=slices, window=window)
             lowered = predict(lower(plan, Launch(slices=slices, window=window)), N, links)
@@ -102,7 +102,7 @@ def test_a_staged_plan_and_its_lowered_plan_take_the_same_time(collective, algor
 @pytest.mark.parametrize(("collective", "algorithm"), [*MOVING, ("barrier", "dissemination")])
 @pytest.mark.parametrize("topology", ["switch", "pairs", "memory"])
 def test_one_rank_stands_for_all_of_a_symmetric_plan(collective, algorithm, topology):
-    for nranks in ranks_of(collective, 2, 3, 8, 12):
+    for nranks in ranks_of(collective, *((2, 3, 8, 12) if topology == "switch" else (3, 8))):
         full = build(collective, algorithm, nranks)
         if full.symmetry is None:
             continue
@@ -141,9 +141,9 @@ def check_stretched(clock, slices):
 
 @pytest.mark.parametrize(("collective", "algorithm"), MOVING)
 def test_a_stretched_fold_is_the_whole_fold(collective, algorithm):
-    for nranks in ranks_of(collective, 3, 5, 8):
-        plan = build(collective, algorithm, nranks)
-        for window in (1, 2, 3):
+    for nranks, windows in ((3, (1, 3)), (5, (2,)), (8, (1, 3))):
+        plan = build(collective, algorithm, *ranks_of(collective, nranks))
+        for window in windows:
             check_stretched(Clock(plan, Links(B, 1e-6, 5e-6), window=window), 61)
 
 

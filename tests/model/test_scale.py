@@ -220,7 +220,7 @@ def test_ranks_may_share_a_port(capsys):
         assert err == ""
         seconds.append(json.loads(out)["points"][0]["seconds"])
     assert 2 * seconds[0] < seconds[1] < 4 * seconds[0]
-    _, out, _ = run(capsys, f"{words.replace('64M', '1K')} {WIRES} --per-port 4")
+    _, out, _ = run(capsys, f"{words.replace('--nodes 64', '--nodes 2')} {WIRES} --per-port 4")
     assert "L = 5 us, 4 ranks a port" in out
 
 
