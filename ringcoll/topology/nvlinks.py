@@ -111,7 +111,7 @@ def _pairs(
                 Link(
                     me,
                     peer,
-                    LinkKind.NVLINK,
+                    _kind(nodes[me]),
                     count * rate,
                     count,
                     mine.part(count),
@@ -141,12 +141,16 @@ def _both(assembly: Assembly, found: FoundGpu, other: str, total: _Sum) -> None:
     assembly.join(
         found.node.name,
         other,
-        LinkKind.NVLINK,
+        _kind(found),
         total.count * rate,
         count=total.count,
         nominal=total.part(total.count),
         confidence=confidence,
     )
+
+
+def _kind(found: FoundGpu) -> LinkKind:
+    return LinkKind.XGMI if found.node.amd else LinkKind.NVLINK
 
 
 def _rate(found: FoundGpu) -> tuple[float, Confidence]:

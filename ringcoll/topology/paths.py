@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ringcoll.errors import ArgumentError
 from ringcoll.topology.system import (
+    GPU_LINKS,
     Cpu,
     Gpu,
     Link,
@@ -58,7 +59,7 @@ def path_class(system: System, a: str, b: str) -> PathClass:
     if isinstance(start, Gpu) and isinstance(end, Gpu):
         for link in system.out[a]:
             middle = system.node(link.dst)
-            by_gpu = link.kind is LinkKind.NVLINK and isinstance(middle, Gpu)
+            by_gpu = link.kind in GPU_LINKS and isinstance(middle, Gpu)
             if by_gpu and nvlink_routes(system, middle.name, b):
                 return PathClass.NVB
     if start.host != end.host:
@@ -135,13 +136,13 @@ def nvlink_routes(system: System, a: str, b: str) -> tuple[Route, ...]:
     """The routes by NVLink alone, a direct one before those by switches."""
     straight, switched = [], []
     for first in system.out[a]:
-        if first.kind is not LinkKind.NVLINK:
+        if first.kind not in GPU_LINKS:
             continue
         if first.dst == b:
             straight.append(_route(system, (first,)))
         elif isinstance(system.node(first.dst), NvSwitch):
             for second in system.out[first.dst]:
-                if second.kind is LinkKind.NVLINK and second.dst == b:
+                if second.kind in GPU_LINKS and second.dst == b:
                     switched.append(_route(system, (first, second)))
     return (*straight, *switched)
 
@@ -230,7 +231,7 @@ def _bus_paths(
 
 def on_bus(system: System, link: Link) -> bool:
     """Whether a path by PCIe and CPUs may take the link; NVLink only from or to a CPU."""
-    if link.kind is not LinkKind.NVLINK:
+    if link.kind not in GPU_LINKS:
         return link.kind is not LinkKind.NET
     return isinstance(system.node(link.src), Cpu) or isinstance(system.node(link.dst), Cpu)
 
@@ -274,9 +275,9 @@ def _route(system: System, links: tuple[Link, ...]) -> Route:
     for link in links:
         uses.append((link, INTEL_ROOT if turns and link.kind is LinkKind.PCI else 1.0))
         end = system.node(link.dst)
-        if link.kind is LinkKind.NVLINK and isinstance(end, Cpu) and end.arch == "ppc64":
+        if link.kind in GPU_LINKS and isinstance(end, Cpu) and end.arch == "ppc64":
             back = [other for other in system.out[link.dst] if other.dst == link.src]
-            uses += [(other, 1.0) for other in back if other.kind is LinkKind.NVLINK]
+            uses += [(other, 1.0) for other in back if other.kind in GPU_LINKS]
     return Route(found, tuple(node.name for node in nodes), _summed(uses))
 
 
@@ -291,7 +292,7 @@ def _classify(nodes: tuple[Node, ...], links: tuple[Link, ...]) -> PathClass:
     kinds = {link.kind for link in links}
     if LinkKind.SYS in kinds:
         return PathClass.SYS
-    if kinds == {LinkKind.NVLINK}:
+    if kinds <= {*GPU_LINKS}:
         # By NVLink through a POWER CPU: NCCL counts it as NVL and never takes it, since GPUs that
         # share such a CPU have a link of their own.
         return (

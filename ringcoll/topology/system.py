@@ -38,13 +38,18 @@ class PathClass(IntEnum):
 
 
 class LinkKind(Enum):
-    """The technology of a link; XGMI counts as NVLINK, SYS joins CPUs, NET NICs and the network."""
+    """The technology of a link; SYS joins CPUs, NET NICs and the network."""
 
     NVLINK = "NVLink"
+    XGMI = "XGMI"
     C2C = "C2C"
     PCI = "PCIe"
     SYS = "SYS"
     NET = "network"
+
+
+GPU_LINKS = LinkKind.NVLINK, LinkKind.XGMI
+"""The kinds that join GPUs, directly or by switches; paths of these alone are NVL."""
 
 
 class Source(Enum):

@@ -149,8 +149,8 @@ def test_power_cpus_have_nvlink():
 def test_xgmi(name, gfx, rate, links):
     found = system(name)
     assert all(gpu.amd and gpu.sm == gfx for gpu in found.gpus)
-    joined = [one for one in found.links if one.kind is LinkKind.NVLINK]
-    assert {one.count for one in joined} == links
+    joined = [one for one in found.links if one.kind is LinkKind.XGMI]
+    assert {one.count for one in joined} == links and not linked(found, LinkKind.NVLINK)
     assert all(one.bandwidth == one.count * rate for one in joined)
 
 

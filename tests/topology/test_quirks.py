@@ -281,7 +281,7 @@ def test_rccl(gcn):
     rows = [f'<xgmi target="0000:0{1 - n}:00.0" count="1" tclass="0x120000"/>' for n in range(2)]
     found = machine(host(gpu(0, rows[0], both), gpu(1, rows[1], both)))
     assert all(one.amd and one.sm == 942 for one in found.gpus)
-    assert link(found, "GPU/0", "GPU/1", LinkKind.NVLINK).bandwidth == 48.0
+    assert link(found, "GPU/0", "GPU/1", LinkKind.XGMI).bandwidth == 48.0
 
 
 def test_the_number_of_gfx90a():

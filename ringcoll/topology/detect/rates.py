@@ -14,6 +14,7 @@ from statistics import median
 
 from ringcoll.topology.paths import on_bus
 from ringcoll.topology.system import (
+    GPU_LINKS,
     Confidence,
     Cpu,
     Link,
@@ -71,10 +72,7 @@ def _bandwidths(system: System, rates: Rates) -> dict[tuple[str, str, LinkKind],
                 carried[key] = carried.get(key, 0.0) + rate
         for key, total in carried.items():
             totals.setdefault(key, []).append(total)
-    return {
-        key: median(seen) if key[2] is LinkKind.NVLINK else max(seen)
-        for key, seen in totals.items()
-    }
+    return {key: median(seen) if key[2] in GPU_LINKS else max(seen) for key, seen in totals.items()}
 
 
 def _sharing(rates: Rates) -> list[str]:
@@ -97,7 +95,7 @@ def _sharing(rates: Rates) -> list[str]:
 def _route(system: System, a: str, b: str) -> tuple[Link, ...]:
     """The links that a copy takes: NVLink, direct or over a switch, else the shortest on buses."""
     for first in system.out[a]:
-        if first.kind is not LinkKind.NVLINK:
+        if first.kind not in GPU_LINKS:
             continue
         if first.dst == b:
             return (first,)

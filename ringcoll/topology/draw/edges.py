@@ -17,6 +17,7 @@ from ringcoll.topology.draw.layout import BAR, LEVEL, Layout
 from ringcoll.topology.draw.shapes import Arc, Box, Edge, Shape, Straight, Text, text_width
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import (
+    GPU_LINKS,
     Cpu,
     Gpu,
     Link,
@@ -92,7 +93,7 @@ def scale_of(system: System) -> float:
         below = [
             link
             for link in system.out[gpu.name]
-            if link.kind is LinkKind.NVLINK and isinstance(system.node(link.dst), Gpu | NvSwitch)
+            if link.kind in GPU_LINKS and isinstance(system.node(link.dst), Gpu | NvSwitch)
         ]
         taken = 2 * sum(width_of(link, scale) for link in below) + _APART * len(below)
         if taken > _ROOM:

@@ -40,11 +40,8 @@ def busid_of(system: System, node: Node) -> str:
     return busid.removeprefix("0000:") if plain else busid
 
 
-def link_label(system: System, link: Link) -> str:
+def link_label(link: Link) -> str:
     """What the link is made of: "NVLink", "XGMI", "PCIe", "between CPUs", "network"."""
-    if link.kind is LinkKind.NVLINK:
-        ends = (system.node(link.src), system.node(link.dst))
-        return "XGMI" if all(isinstance(end, Gpu) and end.amd for end in ends) else "NVLink"
     return "between CPUs" if link.kind is LinkKind.SYS else link.kind.value
 
 

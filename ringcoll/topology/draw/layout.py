@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 from ringcoll.topology.draw.shapes import Box
 from ringcoll.topology.draw.tree import Branch, trees_of
-from ringcoll.topology.system import Gpu, LinkKind, Network, Nic, Node, NvSwitch, PciSwitch, System
+from ringcoll.topology.system import (
+    GPU_LINKS,
+    Gpu,
+    LinkKind,
+    Network,
+    Nic,
+    Node,
+    NvSwitch,
+    PciSwitch,
+    System,
+)
 
 BAR = 26.0
 """Height of a bar."""
@@ -86,7 +96,7 @@ def place(system: System, host: int, left: float, top: float) -> Layout:
         ends = [
             boxes[drawn[link.dst]]
             for link in system.out[bar.name]
-            if link.dst in drawn and link.kind in (LinkKind.NVLINK, LinkKind.NET)
+            if link.dst in drawn and link.kind in (*GPU_LINKS, LinkKind.NET)
         ]
         if not ends:
             continue

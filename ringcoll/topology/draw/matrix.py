@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ringcoll.topology.draw.labels import labels_of, ranges
 from ringcoll.topology.paths import bus_routes, path_class
 from ringcoll.topology.system import (
+    GPU_LINKS,
     Cpu,
     Gpu,
     LinkKind,
@@ -128,7 +129,7 @@ def _nvlinks(system: System, a: str, b: str) -> int:
     """How many NVLinks join two GPUs; through switches, as many as the one with fewer has."""
     count = 0
     for first in system.out[a]:
-        if first.kind is not LinkKind.NVLINK:
+        if first.kind not in GPU_LINKS:
             continue
         if first.dst == b:
             count += first.count

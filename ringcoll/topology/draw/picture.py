@@ -183,7 +183,7 @@ def _links(system: System, scale: float, shapes: list[Shape], y: float) -> tuple
     for link in system.links:
         # ``LOCAL`` is no limit, and one host has no picture of the network.
         if link.bandwidth < LOCAL and (link.kind is not LinkKind.NET or len(system.hosts) > 1):
-            key = link_label(system, link), link.count, link.bandwidth
+            key = link_label(link), link.count, link.bandwidth
             kinds.setdefault(key, 2 * width_of(link, scale))
     if not kinds:
         return _MARGIN, y

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringcoll.topology.draw.labels import busid_of, labels_of, link_label, number
-from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, Nic, Node, PciSwitch, System
+from ringcoll.topology.system import (
+    GPU_LINKS,
+    Cpu,
+    Gpu,
+    Link,
+    LinkKind,
+    Nic,
+    Node,
+    PciSwitch,
+    System,
+)
 from ringcoll.topology.tables import LOCAL
 
 _MANY, _CROWD = 3, 8
@@ -122,10 +132,9 @@ def _line(system: System, labels: Mapping[str, str], branch: Branch) -> str:
     if branch.link is not None and branch.link.bandwidth < LOCAL:
         text += f", PCIe {number(branch.link.bandwidth)} GB/s"
     beside = [
-        f"{labels[link.dst]} by {link_label(system, link)} x{link.count}, "
-        f"{number(link.bandwidth)} GB/s"
+        f"{labels[link.dst]} by {link_label(link)} x{link.count}, {number(link.bandwidth)} GB/s"
         for link in system.out[node.name]
-        if link.kind in (LinkKind.NVLINK, LinkKind.C2C) and isinstance(node, Gpu)
+        if link.kind in (*GPU_LINKS, LinkKind.C2C) and isinstance(node, Gpu)
     ]
     beside += [
         labels[link.dst] + (f" {number(link.bandwidth)} GB/s" if link.bandwidth < LOCAL else "")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ringcoll.topology.draw.labels import labels_of, link_label, number
 from ringcoll.topology.rings import Limit, Ring, RingSet
 from ringcoll.topology.system import (
+    GPU_LINKS,
     Confidence,
     Cpu,
     Gpu,
@@ -63,7 +64,7 @@ def _nvlinks(system: System) -> Iterator[str]:
     to_cpu: list[Link] = []
     for gpu in system.gpus:
         for link in system.out[gpu.name]:
-            if link.kind not in (LinkKind.NVLINK, LinkKind.C2C):
+            if link.kind not in (*GPU_LINKS, LinkKind.C2C):
                 continue
             other = system.node(link.dst)
             if isinstance(other, NvSwitch):
@@ -74,33 +75,33 @@ def _nvlinks(system: System) -> Iterator[str]:
     for links in switched.values():
         which = "every GPU has" if len(switched) == 1 else f"{_many(len(links), 'GPU')} with"
         count = _many(links[0].count, "NVLink")
-        yield f"{which} {count} to the NVSwitch: {_rate(system, links[0])}"
+        yield f"{which} {count} to the NVSwitch: {_rate(links[0])}"
     if direct:
         pairs = len({frozenset((link.src, link.dst)) for link in direct})
         hosts = Counter(gpu.host for gpu in system.gpus).values()
         possible = sum(count * (count - 1) // 2 for count in hosts)
         which = "every pair" if pairs == possible else f"{pairs} of {possible} pairs"
         where = " of a host" if len(system.hosts) > 1 else ""
-        yield f"{which} of GPUs{where} joined directly by {link_label(system, direct[0])}:"
-        yield from _each(system, direct)
+        yield f"{which} of GPUs{where} joined directly by {link_label(direct[0])}:"
+        yield from _each(direct)
     if to_cpu:
-        name = link_label(system, to_cpu[0])
+        name = link_label(to_cpu[0])
         yield f"{_many(len(to_cpu), 'GPU')} with {name} to the CPU:"
-        yield from _each(system, to_cpu)
+        yield from _each(to_cpu)
     if len(system.gpus) > 1 and not (switched or direct):
         yield "no NVLink between GPUs: they reach each other by PCIe and CPUs"
 
 
-def _each(system: System, links: Sequence[Link]) -> Iterator[str]:
+def _each(links: Sequence[Link]) -> Iterator[str]:
     """A line for each width of links, the widest first."""
     kinds = {(link.count, link.bandwidth, link.nominal, link.source): link for link in links}
     for link in sorted(kinds.values(), key=lambda link: (-link.bandwidth, link.count)):
-        yield f"  {_many(link.count, 'link')}: {_rate(system, link)}"
+        yield f"  {_many(link.count, 'link')}: {_rate(link)}"
 
 
-def _rate(system: System, link: Link) -> str:
+def _rate(link: Link) -> str:
     """The bandwidth, its source, and the nominal rate."""
-    table = "RCCL" if link_label(system, link) == "XGMI" else "NCCL"
+    table = "RCCL" if link.kind is LinkKind.XGMI else "NCCL"
     how = [f"payload by {table}'s constants" if link.source is Source.TABLE else link.source.value]
     if link.nominal is not None:
         nominal = f"nominal {_exact(link.nominal)}"
@@ -204,7 +205,7 @@ def _names(
 
 def _reason(system: System, link: Link) -> tuple[str, str]:
     """The kind of a link, and why rings need its bandwidth."""
-    name = link_label(system, link)
+    name = link_label(link)
     ends = (system.node(link.src), system.node(link.dst))
     gpus = sum(isinstance(end, Gpu) for end in ends)
     if link.kind is LinkKind.SYS:

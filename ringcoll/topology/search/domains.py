@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from ringcoll.topology.paths import Route, bus_routes, network, nvlink_routes, relayed, routes
 from ringcoll.topology.search.table import RouteTable
-from ringcoll.topology.system import Gpu, LinkKind, Network, Nic, NvSwitch, PathClass, System
+from ringcoll.topology.system import (
+    GPU_LINKS,
+    Gpu,
+    LinkKind,
+    Network,
+    Nic,
+    NvSwitch,
+    PathClass,
+    System,
+)
 
 Signature = tuple[object, ...]
 
@@ -37,7 +46,7 @@ def divide(system: System, gpus: tuple[Gpu, ...]) -> list[tuple[int, ...]]:
     of_switch: dict[str, int] = {}
     for gpu in gpus:
         for link in system.out[gpu.name]:
-            if link.kind is LinkKind.NVLINK and isinstance(system.node(link.dst), NvSwitch):
+            if link.kind in GPU_LINKS and isinstance(system.node(link.dst), NvSwitch):
                 other = root(of_switch.setdefault(link.dst, gpu.host))
                 mine = root(gpu.host)
                 of_host[max(mine, other)] = min(mine, other)

@@ -21,7 +21,7 @@ from ringcoll.topology.search.report import DIGITS, limits_of, many, rounded
 from ringcoll.topology.search.select import MAX_RINGS, drop_small, select_rings
 from ringcoll.topology.search.table import NOTHING, Cycle, RouteTable
 from ringcoll.topology.search.tours import EXACT, tour_through
-from ringcoll.topology.system import Gpu, LinkKind, NvSwitch, PathClass, System
+from ringcoll.topology.system import GPU_LINKS, Gpu, NvSwitch, PathClass, System
 
 Routes = Mapping[tuple[int, int], Sequence[Route]]
 
@@ -86,7 +86,7 @@ def _common_switches(system: System, gpus: tuple[Gpu, ...]) -> list[str]:
     for gpu in gpus:
         near = set()
         for link in system.out[gpu.name]:
-            if link.kind is LinkKind.NVLINK:
+            if link.kind in GPU_LINKS:
                 if link.dst in names:
                     return []
                 back = any(other.dst == gpu.name for other in system.out[link.dst])
