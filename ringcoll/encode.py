@@ -169,10 +169,11 @@ def _guarded(column: list[tuple[Block, ...]], slots: int, *, credit_first: bool)
     full = column[0] if credit_first else column[-1]
     extra = Counter(full) - Counter(bare)
     credits = tuple(b for b in full if extra[b])
-    for at, edges in enumerate(column):
-        away = len(column) - 1 - at if credit_first else at
-        wanted = Counter(bare) + (extra if away >= slots else Counter())
-        if Counter(edges) != wanted:
+    last = len(column) - 1
+    # Few of the slices differ.
+    kinds = {(s, (last - at if credit_first else at) >= slots) for at, s in enumerate(column)}
+    for edges, has_credits in kinds:
+        if Counter(edges) != (Counter(bare) + extra if has_credits else Counter(bare)):
             return None, ()
     return bare, credits
 
