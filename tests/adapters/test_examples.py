@@ -89,9 +89,9 @@ def test_replicas_stay_equal():
 
 @pytest.mark.mpi
 def test_ten_lines(tmp_path):
-    said = output([*launch(3), sys.executable, str(EXAMPLES / "ten_lines.py")], tmp_path)
+    said = output([*launch(2), sys.executable, str(EXAMPLES / "ten_lines.py")], tmp_path)
     # Launchers may join the ranks' lines.
-    assert sorted(re.findall(r"rank (\d) of 3: 3\.0", said)) == ["0", "1", "2"]
+    assert sorted(re.findall(r"rank (\d) of 2: 1\.0", said)) == ["0", "1"]
 
 
 @pytest.mark.mpi

@@ -357,10 +357,10 @@ def leftovers():
     return counts
 
 
-def outlast(*ranks):
+def outlast(*ranks, seconds=60):
     """Wait until these have ended their scenario."""
     files = [Path(sys.argv[2]) / f"ended.{rank}" for rank in ranks]
-    late = time.monotonic() + 60
+    late = time.monotonic() + seconds
     while not all(file.exists() for file in files) and time.monotonic() < late:
         time.sleep(0.01)
 
@@ -441,7 +441,7 @@ def mpi_absent():
     rank = MPI.COMM_WORLD.Get_rank()
     if rank == 1:
         # Not for ever: Open MPI's first message to a rank waits until that is in MPI again.
-        time.sleep(4)
+        outlast(0, 2, seconds=4)
         return "slept"
     return error_of(ringcoll.init, MPI.COMM_WORLD, timeout=1.0)
 

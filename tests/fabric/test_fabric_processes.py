@@ -40,14 +40,14 @@ def test_different_calls_show_all_sides(harmless):
 
 def test_a_killed_rank_is_noticed_and_the_others_go_on(ranks):
     before = named()
-    outcome = ranks("killed", 4)
-    assert outcome.statuses == [0, 137, 0, 0]
-    for rank in (0, 2, 3):
+    outcome = ranks("killed")
+    assert outcome.statuses == [0, 137, 0]
+    for rank in (0, 2):
         error, took, survivors, peers, after = outcome.results[rank]
         assert error.startswith("RankLostError: rank 1 died")
         assert took < 10  # 0.02 s on an idle machine
-        assert survivors == [0, 2, 3]
-        assert peers == [0, 10, 20]
+        assert survivors == [0, 2]
+        assert peers == [0, 10]
         assert after == "no error"
     assert named() <= before
 
@@ -92,14 +92,14 @@ def test_a_fork_may_not_use_the_fabric_and_its_exit_harms_nothing(ranks):
 
 
 def test_the_peers_get_an_uncaught_error(ranks):
-    outcome = ranks("raised")
-    assert outcome.statuses == [0, 1, 0]
+    outcome = ranks("raised", 2)
+    assert outcome.statuses == [0, 1]
     expected = "AbortedError: rank 1 aborted: uncaught ValueError: no such file"
-    assert outcome.results == [expected, None, expected]
+    assert outcome.results == [expected, None]
 
 
 def test_a_rank_that_exits_has_not_closed(ranks):
-    results = ranks("exited").results
+    results = ranks("exited", 2).results
     assert results[0] == "RankLostError: rank 1 left without closing its communicator"
 
 
@@ -120,17 +120,17 @@ def test_memory_that_one_kernel_refuses_is_an_error_on_every_rank(harmless):
 
 
 def test_memory_without_the_announced_nonce_is_refused(ranks):
-    results = ranks("tampered").results
+    results = ranks("tampered", 2).results
     assert "does not start with the random bytes" in results[0]
     assert all(result.startswith("MachineError") for result in results)
 
 
 def test_descriptors_are_passed_where_proc_is_denied(ranks):
-    assert ranks("passed", 4).results == [[1, 2, 3, 4]] * 4
+    assert ranks("passed", 2).results == [[1, 2]] * 2
 
 
 def test_descriptors_are_passed_where_the_kernel_denies_proc(ranks):
-    assert ranks("undumpable").results == [[3], [3, False], [3, False]]
+    assert ranks("undumpable", 2).results == [[2], [2, False]]
 
 
 def test_ranks_that_do_not_fit_together_show_both_sides(harmless):
@@ -171,4 +171,4 @@ def test_a_rank_that_never_begins_is_named(ranks):
 
 
 def test_a_rank_that_ends_before_it_begins_is_named(ranks):
-    assert ranks("gone").results[0] == "RankLostError: init: rank 1 ended before joining"
+    assert ranks("gone", 2).results[0] == "RankLostError: init: rank 1 ended before joining"

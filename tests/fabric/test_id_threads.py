@@ -141,9 +141,6 @@ from tests.fabric.test_id_threads import calls, in_threads, rank_of
 if sys.argv[1] == "comms":
     from mpi4py import MPI
     worlds = [MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()]
-elif sys.argv[1] == "mpi":
-    from mpi4py import MPI
-    worlds = [MPI.COMM_WORLD] * 2
 elif sys.argv[1] == "mixed":
     from mpi4py import MPI
     given = MPI.COMM_WORLD.bcast(ringcoll.unique_id("127.0.0.1") if not MPI.COMM_WORLD.rank else 0)
@@ -191,7 +188,6 @@ REFUSED = [[True] * 2, True]
     [
         ("launcher", [REFUSED] * 2),
         ("late", [REFUSED] * 2),
-        ("mpi", [REFUSED] * 2),
         ("comms", [REFUSED] * 2),
         ("mixed", [[wanted(4)[:2], True], [wanted(4)[2:], True]]),
     ],

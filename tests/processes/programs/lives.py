@@ -209,10 +209,10 @@ def leaks() -> dict:
     """What a process holds that makes and closes many communicators."""
 
     counts = []
-    rank.SCRATCH_BYTES = 1 << 20  # what is zeroed 200 times
+    rank.SCRATCH_BYTES = 1 << 20  # what is zeroed for each
     with begin() as comm:
         kept = comm.empty(20_000)
-        for number in range(200):
+        for number in range(60):
             child = comm.split(0, key=-comm.rank if number % 2 else comm.rank)
             child.all_reduce(kept)
             own = child.empty(10_000)
@@ -222,7 +222,7 @@ def leaks() -> dict:
                 child.close()
             comm.barrier()
             del child, own  # one in four is only dropped
-            if number % 20 == 19:
+            if number % 6 == 5:
                 gc.collect()  # how soon Python does so by itself depends on all that it allocates
                 counts.append(held())
     return {"counts": counts}
