@@ -112,7 +112,7 @@ def test_every_collective_beside_mpi(tmp_path):
 
 
 def test_operators_and_dtypes_beside_mpi():
-    words = ["all_reduce", *SHORT, "-e", "1K", "-o", "all", "-d", "all"]
+    words = ["all_reduce", *SHORT, "-e", "1K", "-n", "1", "-w", "0", "-o", "all", "-d", "all"]
     result = subprocess.run(
         [*BENCH, *words, "--peer", "mpi", "--json", "-"],
         env=environment(),
@@ -160,11 +160,18 @@ def test_interruption(tmp_path):
     assert len(json.loads(file.read_text())["rows"]) >= 6
 
 
-@pytest.mark.slow
+SHORT_TOUR = """
+from ringcoll.bench import tour
+tour.MAX_BYTES, tour.NBYTES, tour.SLICES = 1 << 12, 1 << 18, (1, 4)
+"""
+
+
 def test_tour(tmp_path):
+    """All of it, with smaller messages: each process of the command loads them at its start."""
+    (tmp_path / "sitecustomize.py").write_text(SHORT_TOUR)
     result = subprocess.run(
         BENCH,
-        env=environment(),
+        env={**environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -179,3 +186,4 @@ def test_tour(tmp_path):
     assert str(folder / "all_reduce.json") in result.stdout
     rows = json.loads((folder / "all_reduce.json").read_text())["rows"]
     assert {row["wrong"] for row in rows} == {0}
+    assert {row["bytes"] for row in rows} == {16, 64, 256, 1024, 4096}

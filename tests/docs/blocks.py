@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringcoll.bootstrap.launcher import mpiexec
+from tests.docs.forks import run_forked
 from tests.launching import AS_MPICH
 
 __all__ = ["NEEDS", "PAGES", "ROOT", "Block", "blocks_of", "run_page"]
@@ -33,6 +35,7 @@ NEEDS = ("gpu", "torch", "jax", "cluster")
 """What a block may need beyond a checkout, MPI and matplotlib."""
 
 _RUN = ("python", "sh")
+_FORKED = ("algorithms", "explain", "model", "report", "topo", "verify")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!-- (file|continues|needs|output varies|any order)(?:: ([^>]*?))? -->")
 
@@ -105,22 +108,49 @@ def run_page(page: Path, folder: Path, have: frozenset[str], only: frozenset[str
         ran += 1
         if "file" in block.marks:
             continue
-        words = [sys.executable, "-W", "error", "-c", program]
-        if block.language == "sh":
-            words = ["sh", "-eu", "-c", block.text]
-        result = subprocess.run(
-            words,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-        )
-        where = f"{page.name}, line {block.line}"
-        assert result.returncode == 0, f"{where}: {result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-        _compare(where, block, result.stdout)
+        where, printed = f"{page.name}, line {block.line}", ""
+        for result in _run(block, program, folder, environment):
+            assert result.returncode == 0, (
+                f"{where}: {result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+            )
+            printed += result.stdout
+        _compare(where, block, printed)
     return ran
+
+
+def _run(
+    block: Block, program: str, folder: Path, environment: dict[str, str]
+) -> Iterator[subprocess.CompletedProcess[str]]:
+    """Run a block as its reader does, or where that is the same, in forked processes."""
+    if block.language == "python" and block.need is None:
+        yield run_forked(program, folder, environment)
+        return
+    if block.language == "sh" and (commands := _simple_commands(block.text)):
+        for words in commands:
+            yield run_forked(words, folder, environment)
+        return
+    words = [sys.executable, "-W", "error", "-c", program]
+    if block.language == "sh":
+        words = ["sh", "-eu", "-c", block.text]
+    yield subprocess.run(
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+
+def _simple_commands(text: str) -> list[list[str]]:
+    """The words of each line if all are commands of ringcoll that start no ranks; else none."""
+    if re.search(r"[|<>&;$`*\"']", text):
+        return []
+    lines = text.replace("\\\n", " ").splitlines()
+    found = [words for line in lines if (words := shlex.split(line, comments=True))]
+    plain = all(words[0] == "ringcoll" and words[1] in _FORKED for words in found)
+    return [words[1:] for words in found] if plain else []
 
 
 def _compare(where: str, block: Block, printed: str) -> None:
