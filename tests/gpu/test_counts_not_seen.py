@@ -157,7 +157,7 @@ def random_call(chance: random.Random, comm: Any, places: tuple[int, ...]) -> An
 
 
 def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
-    """Two thousand calls of random kinds: their counts grow, and jump, within and across sizes."""
+    """A thousand calls of random kinds: their counts grow, and jump, within and across sizes."""
     (comms, gpus), chance = ranks, random.Random(5)
     comm = comms[chance.randrange(len(comms))]
     symmetric = [0x7_0000_0000]
@@ -171,7 +171,7 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
     monkeypatch.setattr(type(comm._state.symmetric), "lookup", lookup)
     watched, engine = Watched(comm, monkeypatch), comm._engine
     compared = Counter[str]()
-    for _ in range(100):
+    for _ in range(50):
         call = random_call(chance, comm, (0x6_0000_0000, symmetric[0]))
         about = int(2 ** chance.uniform(0, 21))
         for _ in range(25):
@@ -192,7 +192,7 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
             launch, direct = watched.last.choice.launch, watched.last.choice.direct
             compared.update([launch.protocol, "mapped"] if launch.mapped else [launch.protocol])
             compared.update(["direct"] if direct else [])
-    assert compared.total() > 700
+    assert compared.total() > 350
     assert {"LL", "LL128", "Simple", "mapped", "direct"} <= {*compared}
 
 

@@ -29,7 +29,7 @@ from tests.gpu.stand_in_driver import Driver
 pytestmark = needs_compiler
 
 COUNT = 400
-PLACES = pytest.mark.parametrize("comms", [[0, 0], [0, 1], [0, 0, 1]], indirect=True, ids=str)
+PLACES = pytest.mark.parametrize("comms", [[0, 1], [0, 0, 1]], indirect=True, ids=str)
 PROTOCOLS = pytest.mark.parametrize("protocol", ["LL", "Simple"])
 
 

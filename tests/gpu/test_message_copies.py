@@ -106,8 +106,7 @@ def intact(whole: np.ndarray, part: np.ndarray) -> bool:
     return (whole != 0xA5).sum() == (part != 0xA5).sum()
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-@pytest.mark.parametrize("nbytes", [LARGE, 1_000_003, 2_500_000])
+@pytest.mark.parametrize(("nranks", "nbytes"), [(2, LARGE), (3, 1_000_003), (2, 2_500_000)])
 def test_a_ring_of_large_messages(ranks, copied, nranks, nbytes):
     """By kernels until the pairs have agreed on SCRATCH, then all by copy engines."""
 

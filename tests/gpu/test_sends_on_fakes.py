@@ -86,8 +86,11 @@ def test_unequal_counts(ranks, gpus):
 
 
 @placed([0, 1, 1])
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("how", [{"protocol": "LL"}, {"protocol": "Simple", "slices": 7}], ids=str)
+@pytest.mark.parametrize(
+    ("how", "in_place"),
+    [({"protocol": "LL"}, True), ({"protocol": "Simple", "slices": 7}, False)],
+    ids=str,
+)
 def test_segments_that_are_empty_or_long(ranks, in_place, how):
     common = {"in_place": in_place, "symmetric": True, **how}
     for seed, counts in enumerate([(0, 0, 0), (5, 0, 1), (0, 7000, 300)]):
