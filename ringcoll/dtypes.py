@@ -151,6 +151,11 @@ class ReduceOp:
         return self.name not in ("land", "lor", "premul_sum")
 
     @property
+    def load_is_idempotent(self) -> bool:
+        """Whether ``load`` leaves what is loaded as it is: sums of nodes' sums load it again."""
+        return self.plain or self.name in ("land", "lor")
+
+    @property
     def scales(self) -> bool:
         """Whether ``load`` multiplies by :meth:`factor`."""
         return self.name == "premul_sum"

@@ -151,6 +151,14 @@ def test_the_table_is_complete():
     assert len(CASES) + len(REFUSED) == 17 * 11
 
 
+@pytest.mark.parametrize(("dtype", "name"), CASES, ids=str)
+def test_what_loading_twice_does(dtype, name):
+    op = operator_of(name)
+    once = op.load(values(dtype, 100, 3), dtype)
+    twice = op.load(once, dtype_of(dtype.accumulator))
+    assert op.load_is_idempotent == (twice.tobytes() == once.tobytes())
+
+
 @pytest.mark.parametrize(("scalar", "dtype"), [(1.5, "int32"), (1j, "float32"), (1j, "int8")])
 def test_a_scalar_that_the_dtype_cannot_hold_is_refused(scalar, dtype):
     with pytest.raises(ArgumentError, match="premul_sum"):

@@ -53,9 +53,9 @@ class Layers:
 
     def supports(self, call: Call) -> bool:
         """Whether a call can run in layers; equal on all ranks."""
-        scaled = call.op is not None and call.op.scales
+        loaded_once = call.op is not None and not call.op.load_is_idempotent
         joined = self._phases.has_rails or call.collective in _DIRECT
-        return call.collective in SLICE_MAKERS and joined and not (call.counts or scaled)
+        return call.collective in SLICE_MAKERS and joined and not (call.counts or loaded_once)
 
     def explain(self, call: Call) -> list[str]:
         """Where the data of a call go, in lines of text."""
