@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
 import selectors
 import socket
 import struct
@@ -43,7 +42,7 @@ class KeyMismatch(ConnectionError):
 
 def prove(connection: socket.socket, key: bytes, rank: int, peer: int, until: float) -> None:
     """The caller's end: ``rank`` calls ``peer``; all ranks have the key, and nobody else."""
-    nonce = secrets.token_bytes(_NONCE)
+    nonce = os.urandom(_NONCE)
     connection.sendall(_CALL.pack(rank, nonce), socket.MSG_NOSIGNAL)
     proof, challenge = _ANSWER.unpack(exactly(connection, _ANSWER.size, until))
     if not hmac.compare_digest(proof, _proof(key, b"called", nonce, rank, peer)):
@@ -80,7 +79,7 @@ class _Pending:
             self.connection.sendall(_ACCEPTED, socket.MSG_NOSIGNAL)
             return True
         self.rank, challenge = _CALL.unpack(received)
-        self.nonce = secrets.token_bytes(_NONCE)
+        self.nonce = os.urandom(_NONCE)
         own = _proof(key, b"called", challenge, self.rank, called)
         self.connection.sendall(_ANSWER.pack(own, self.nonce), socket.MSG_NOSIGNAL)
         return False

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 
 from ringcoll.bootstrap.addresses import (
@@ -103,7 +102,7 @@ def unique_id(host: str | None = None) -> str:
         listener = listening((_bound(host), 0))
     except OSError as error:
         raise MachineError(f"unique_id: cannot listen at {host or 'any port'}: {error}") from error
-    port, secret = listener.getsockname()[1], secrets.token_hex(16)
+    port, secret = listener.getsockname()[1], os.urandom(16).hex()
     hosts = [host] if host else addresses() or ["127.0.0.1"]
     made = f"{','.join(map(bracketed, hosts))}:{port}:{secret}"
     _serving[made] = serving(listener, secret.encode(), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -96,7 +95,7 @@ def _place(other: Mapping[str, str]) -> tuple[str, ...]:
 
 def _thread_fabric(bootstrap: Bootstrap, timeout: float) -> Fabric:
     """The fabric of ranks that are threads of this process; collective."""
-    name = exchange_values(bootstrap, [secrets.token_hex(16)], (str,))[0][0]
+    name = exchange_values(bootstrap, [os.urandom(16).hex()], (str,))[0][0]
     world = _worlds.setdefault(name, World(bootstrap.nranks))
     fabric = ThreadFabric(world, bootstrap.rank, timeout)
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import os
 from collections.abc import Callable, Sequence
 
 from ringcoll.fabric.control import Control, Exchange, Wait
@@ -51,7 +51,7 @@ class Rendezvous:
 
     def _swap_tokens(self, seen: dict[int, str]) -> list[str]:
         tag = _digest(json.dumps([self._members, self._whole])) or 2
-        tokens = {self.rank: secrets.token_hex(16)}
+        tokens = {self.rank: os.urandom(16).hex()}
         about = json.dumps([tokens[self.rank], self._members, self._what, self._entered])
         self._boxes[self.rank].post(tag, about.encode())
 

@@ -8,7 +8,6 @@ file) and carry random bytes; a caller must have the same user and know the name
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import struct
 import time
@@ -35,7 +34,7 @@ class FdServer:
     """A listening socket that hands descriptors to peers that know its name."""
 
     def __init__(self) -> None:
-        self.name = secrets.token_hex(_TOKEN)
+        self.name = os.urandom(_TOKEN).hex()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.bind(f"\0ringcoll-{self.name}")
         self._socket.listen(1024)

@@ -116,7 +116,8 @@ RARE = (
     *(f"ringcoll.fabric.{name}" for name in ("connect", "nodes", "opening", "process", "remote")),
     *(f"ringcoll.tuner.{name}" for name in ("gpu", "kept_gpu", "simple", "table")),
     *(f"ringcoll.algorithms.{name}" for name in ("bruck", "halving", "ring", "scan", "tree")),
-    *("ringcoll.model.closed_form", "ringcoll.communicator.setup.tuning", "ringcoll.units"),
+    *(f"ringcoll.communicator.{name}" for name in ("explaining", "setup.tuning")),
+    *("ringcoll.model.closed_form", "ringcoll.units"),
 )
 """What a rank that is a thread does not load for its start and a small call, nor below it."""
 

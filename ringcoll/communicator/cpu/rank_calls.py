@@ -14,7 +14,6 @@ from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.message_thread import DEFER_BYTES
 from ringcoll.communicator.cpu.worker import DeferredCall, Worker
-from ringcoll.communicator.explaining import explain_cpu, format_choice
 from ringcoll.communicator.failures import more_frames, settle
 from ringcoll.communicator.rank_errors import RankErrors
 from ringcoll.communicator.topology import Topology
@@ -69,6 +68,8 @@ class RankCalls(RankErrors):
         logged: list[Choice] = []
 
         def log(call: Call, choice: Choice) -> None:
+            from ringcoll.communicator.explaining import format_choice
+
             if choice not in logged:
                 logged.append(choice)
                 self.log_choice(format_choice(call, choice, limits))
@@ -276,6 +277,8 @@ class RankCalls(RankErrors):
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` runs, and why."""
+        from ringcoll.communicator.explaining import explain_cpu
+
         return explain_cpu(collective, nbytes, self)
 
 
