@@ -79,11 +79,11 @@ def test_json_on_standard_output_is_alone_there():
         (["reduce", "-g", "2", "-r", "5"], "-r 5: name a root from 0 to 1"),
     ],
 )
-def test_errors_are_one_line(words, says):
-    result = bench(*words)
-    assert result.returncode == 2
-    assert result.stdout.count("\n# Out of bounds") == 0
-    (line,) = result.stderr.splitlines()
+def test_errors_are_one_line(words, says, capsys):
+    assert main(["bench", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("\n# Out of bounds") == 0
+    (line,) = printed.err.splitlines()
     assert line.startswith("ringcoll bench: ")
     assert line.count("bench") == 1
     assert says in line
@@ -98,6 +98,12 @@ importlib.util.find_spec = lambda name, *rest: None if name == "mpi4py" else pla
 from ringcoll.cli import main
 sys.exit(main(sys.argv[1:]))
 """
+
+
+def test_an_error_of_a_process():
+    result = bench("-G", "1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("ringcoll bench: ")
 
 
 def test_ranks_over_sockets():
