@@ -295,8 +295,12 @@ def test_a_race_is_seen(mutant: Mutant, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    # Once for each machine and call: the kernels are the same.
-    {(m.machine, str(m.case), m.calls): m for m in WRONG}.values(),
+    # Once for each machine and call that test_collectives.py and test_factors.py do not make.
+    {
+        (m.machine, str(m.case), m.calls): m
+        for m in WRONG
+        if m.machine is not None or m.calls > 1 or m.case in (WIDE, MAPPED, REPLICAS)
+    }.values(),
     ids=lambda mutant: mutant.name,
 )
 def test_the_right_kernel_bears_it(mutant: Mutant, tmp_path: Path) -> None:
