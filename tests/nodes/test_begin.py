@@ -8,16 +8,25 @@ from tests.processes.conftest import once
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
-HEALTHY = ("many", "forgotten", "explained", "full", "finalized")
-"""Scenarios that one start runs, on nodes a,a,b. The last one ends MPI."""
+HEALTHY = {
+    "a,a,b": ("many", "forgotten", "explained", "full", "finalized"),  # which ends MPI
+    "a,b,c": ("threads", "overlapping"),
+}
+"""Scenarios that one start runs on such nodes."""
 
 
 @pytest.fixture
 def healthy(request, nodes):
     """What the ranks saw of a scenario, by its name."""
-    outcome = once(request, HEALTHY, lambda: nodes("begin", "a,a,b", ",".join(HEALTHY)))
-    assert (outcome.errors, outcome.statuses) == ("", [0])
-    return outcome.of
+
+    def seen(scenario):
+        names = next(names for names, those in HEALTHY.items() if scenario in those)
+        words = ",".join(HEALTHY[names])
+        outcome = once(request, names, lambda: nodes("begin", names, words))
+        assert (outcome.errors, outcome.statuses) == ("", [0])
+        return outcome.of(scenario)
+
+    return seen
 
 
 def test_everybody_knows_who_is_where(nodes):
@@ -109,16 +118,15 @@ def test_explain_says_what_crosses(healthy):
     assert " us, " in third and third.endswith(" times its limit")
 
 
-def test_threads_that_make_communicators_at_once_do_not_share_tags(nodes):
-    outcome = nodes("begin", "a,b", "threads")
-    assert outcome.errors == ""
-    assert outcome.word("sums") == {rank: [[3.0] * 4, [30.0] * 4] for rank in range(2)}
+def test_threads_that_make_communicators_at_once_do_not_share_tags(healthy):
+    outcome = healthy("threads")
+    assert outcome.word("sums") == {rank: [[6.0] * 4, [60.0] * 4] for rank in range(3)}
 
 
-def test_threads_with_overlapping_ranks(nodes):
-    outcome = nodes("begin", "a,b,c", "overlapping")
+def test_threads_with_overlapping_ranks(healthy):
+    outcome = healthy("overlapping")
     sums = {0: [3, 4], 1: [5, 3], 2: [4, 5]}  # ranks 0 and 1: 1 + 2
-    assert outcome.word("sums") == sums, outcome.errors
+    assert outcome.word("sums") == sums
 
 
 def test_a_node_that_has_no_room_is_not_waited_for(healthy):

@@ -25,7 +25,7 @@ def seen(tmp_path):
     """What the ranks of loss.py have left; mpiexec may end before the last of them."""
     late = time.monotonic() + 20
     while running(tmp_path) and time.monotonic() < late:
-        time.sleep(0.02)
+        time.sleep(0.1)
     said = [json.loads(file.read_text()) for file in tmp_path.glob("said.*")]
     return {line["rank"]: line for line in said}
 
@@ -56,7 +56,7 @@ def test_every_collective(hosts):
     with hosts(len(ranks), rate=1e9) as world:
         # In all sizes and by every algorithm on nodes that share a network: test_collectives.py.
         # Two and two are there too.
-        done = world.mpiexec(ranks, command("collectives", "few", "word"))
+        done = world.mpiexec(ranks, command("collectives", "fewest", "word"))
     assert done.stderr == ""
     assert done.returncode == 0
     found = verdicts(done)
@@ -67,33 +67,33 @@ def test_every_collective(hosts):
 
 def test_the_ranks_of_a_killed_host_are_named_and_the_others_go_on(hosts, tmp_path):
     with hosts(3) as world:
-        run = calling(world, (2, 2, 1), tmp_path, 20)
+        run = calling(world, (1, 2, 1), tmp_path, 20)
         assert len(world.kill(1)) >= 2
         run.finish()
         found = seen(tmp_path)
-    assert sorted(found) == [0, 1, 4]
+    assert sorted(found) == [0, 3]
     for said in found.values():
         assert said["error"].startswith("RankLostError: ")
-        assert "rank 2 died: its process" in said["error"] or "rank 3 died" in said["error"]
+        assert "rank 1 died: its process" in said["error"] or "rank 2 died" in said["error"]
         assert "on host host1" in said["error"]
         assert said["took"] < 10
-        assert (said["rest"], said["total"]) == (3, 1.0 + 2.0 + 5.0)
+        assert (said["rest"], said["total"]) == (2, 1.0 + 4.0)
     assert alive(str(tmp_path)) == []
 
 
 def test_one_dead_rank_is_named_on_both_hosts(hosts, tmp_path):
     with hosts(2) as world:
-        run = calling(world, (2, 2), tmp_path, 20)
+        run = calling(world, (1, 2), tmp_path, 20)
         lines = world[1].pids().items()
         victim = max(pid for pid, line in lines if line.startswith(f"{sys.executable} {LOSS}"))
         os.kill(victim, signal.SIGKILL)
         run.finish()
         found = seen(tmp_path)
-    (dead,) = {0, 1, 2, 3} - set(found)
-    assert dead in (2, 3)
+    (dead,) = {0, 1, 2} - set(found)
+    assert dead in (1, 2)
     for said in found.values():
         assert f"rank {dead} died: its process" in said["error"]
-        assert said["rest"] == 3
+        assert said["rest"] == 2
     assert alive(str(tmp_path)) == []
 
 
@@ -110,7 +110,7 @@ def test_a_pulled_cable_ends_in_an_error_on_every_rank(hosts, tmp_path):
             world.link(1, "down")
         late = time.monotonic() + 30
         while any(map(running, folders)) and time.monotonic() < late:
-            time.sleep(0.05)
+            time.sleep(0.2)
         still = [line for folder in folders for line in running(folder)]
         for world in worlds.values():
             world.link(1, "up")

@@ -79,15 +79,16 @@ def absent() -> dict:
 
 def dies() -> dict:
     """Rank 2 is killed while the ranks make their fabric; who is told of it ends as it likes."""
-    from ringcoll.fabric import opening
+    from ringcoll.fabric import nodes, opening
 
     def die(*_args: object, **_how: object) -> NoReturn:
         os.kill(os.getpid(), signal.SIGKILL)
         raise SystemExit
 
-    of_fabric: Any = opening
+    of_one: Any = opening
+    of_several: Any = nodes
     if own_rank() == 2:
-        of_fabric.connect = of_fabric.process_fabric = die
+        of_several.connect = of_one.process_fabric = die
     error = error_of(ringcoll.init, timeout=2)
     say(own_rank(), error=error)
     sys.exit(3 + own_rank())
@@ -197,7 +198,9 @@ def threads() -> dict:
 
     with ringcoll.init(timeout=20) as one, part(one, 0) as two, ThreadPoolExecutor(2) as pool:
         works = [pool.submit(use, comm, key) for comm, key in ((one, 1), (two, 10))]
-        return {"sums": [work.result() for work in works]}
+        sums = [work.result() for work in works]
+    carrier.messages = made
+    return {"sums": sums}
 
 
 def overlapping() -> dict:

@@ -1,7 +1,9 @@
 """Every collective in many sizes, from plain and from symmetric arrays, in place and out of it.
 
 ``python collectives.py [few] WORD``: WORD only marks the process. Under a launcher, or alone.
-``few`` is for ranks of which only the network is another one: three sizes, no algorithm by name.
+``few`` is for ranks of which only the network is another one: three sizes, memory and place by
+turns, no algorithm by name. ``fewest`` is for those that differ from them in their hosts alone: no
+options, no vectors.
 """
 
 import sys
@@ -38,8 +40,9 @@ def collectives(comm, checks: Checks, *, few: bool = False) -> None:
         for index, count in enumerate(dict.fromkeys(counts)):
             # In place or not by turns: each pair of size, memory and place comes up. All three of
             # them with each other are called by threads, in tests/communicator.
-            for symmetric in (False, True):
-                in_place = (number + index + symmetric) % 2 == 0
+            turns = (bool((number + index // 2) % 2),) if few else (False, True)
+            for symmetric in turns:
+                in_place = (number // 2 + index if few else number + index + symmetric) % 2 == 0
                 root = (number + index // 2) % n if name in ROOTED else 0
                 what = f"{name} count={count} {symmetric=} {in_place=} root={root}"
                 one(comm, checks, name, count, root, in_place, what, pool if symmetric else [])
@@ -310,7 +313,8 @@ def refusals(comm, checks: Checks) -> None:
 
 
 def main() -> None:
-    checks, few = Checks(), "few" in sys.argv
+    checks, fewest = Checks(), "fewest" in sys.argv
+    few = fewest or "few" in sys.argv
     rank_state.SCRATCH_BYTES = SCRATCH
     with ringcoll.init(timeout=20) as comm:
         n = comm.nranks
@@ -318,15 +322,11 @@ def main() -> None:
         collectives(comm, checks, few=few)
         if not few:
             algorithms(comm, checks)
-        for part in (
-            types_and_operators,
-            point_to_point,
-            vectors,
-            splits,
-            asynchronous,
-            memory_comes_and_goes,
-        ):
+        for part in (point_to_point, splits):
             part(comm, checks)
+        if not fewest:
+            for part in (types_and_operators, vectors, asynchronous, memory_comes_and_goes):
+                part(comm, checks)
         # A second communicator of the same ranks, used by turns with the first.
         with ringcoll.init(timeout=20, deterministic=True) as second:
             folds_in_rank_order(second, checks)
