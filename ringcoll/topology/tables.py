@@ -10,6 +10,12 @@ import re
 LOCAL = 5000.0
 """A link without a limit: inside a device, or between a CPU and what it emulates."""
 
+PCI_SPEEDS = {
+    generation: f"{speed} GT/s PCIe"
+    for generation, speed in enumerate((2.5, 5.0, 8.0, 16.0, 32.0, 64.0), 1)
+}
+"""The speed of a PCIe generation, as in sysfs."""
+
 # Hundreds of Mb/s of payload a lane, by GT/s.
 _PCI_LANES = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 _PCI_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)

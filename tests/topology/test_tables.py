@@ -62,6 +62,12 @@ def test_pci(speed, width, rate):
     assert tables.pci_is_known(speed, width) is not guessed
 
 
+def test_the_speed_of_each_generation_of_pcie_has_a_rate():
+    rates = [tables.pci(speed, 16) for speed in tables.PCI_SPEEDS.values()]
+    assert all(tables.pci_is_known(speed, 16) for speed in tables.PCI_SPEEDS.values())
+    assert rates == [3, 6, 12, 24, 48, 96]
+
+
 @pytest.mark.parametrize(
     ("arch", "vendor", "family", "model", "rate"),
     [

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from ringcoll.topology.detect.endpoints import label, listed
 from ringcoll.topology.detect.facts import Facts, GpuFacts, PciFacts
 from ringcoll.topology.document import Element
+from ringcoll.topology.tables import PCI_SPEEDS
 
-_SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
 _MOST_LANES = 32
 _SEVERAL_SWITCHES = 20
@@ -131,8 +131,8 @@ def _link(pci: PciFacts, gpu: GpuFacts | None) -> tuple[str, int]:
     speeds = [s for s in (pci.max_speed, pci.port_max_speed) if s and _SPEED.match(s)]
     widths = [w for w in (pci.max_width, pci.port_max_width) if w and _lanes(w)]
     if gpu is not None:
-        if not speeds and gpu.generation_max in _SPEEDS:
-            speeds = [f"{_SPEEDS[gpu.generation_max]} GT/s PCIe"]
+        if not speeds and gpu.generation_max in PCI_SPEEDS:
+            speeds = [PCI_SPEEDS[gpu.generation_max]]
         if not widths and gpu.width_max and _lanes(gpu.width_max):
             widths = [gpu.width_max]
     return min(speeds, key=_gigatransfers, default=""), min(widths, default=0)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringcoll.topology.document import Element
+from ringcoll.topology.tables import PCI_SPEEDS
 
 _HIDDEN_SWITCH = "fffffff:ff:ff.0"
-_SPEEDS = {3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
 _DEVICE = re.compile(r"(?P<bus>[0-9a-f:]+)(?:=(?P<gigabits>\d+)|(?P<switch>\[))?|\]", re.ASCII)
 
 CpuKind = Mapping[str, str]
@@ -154,4 +154,4 @@ def _row(target: str, count: int, tclass: str) -> Element:
 def _pcie_link(generation: int | None) -> dict[str, str]:
     if generation is None:
         return {}
-    return {"link_speed": _SPEEDS[generation], "link_width": "16"}
+    return {"link_speed": PCI_SPEEDS[generation], "link_width": "16"}
