@@ -90,7 +90,7 @@ def facts(draw):
 
 
 @given(facts())
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_any_facts_make_a_machine(said):
     document = document_of(said)
     assert parse(write(document).encode(), "facts") == document
