@@ -10,7 +10,7 @@ from tests.processes.programs.verdict import Checks, say
 
 BANDWIDTH, ALPHA = 20e6, 2e-3  # bytes/s and s
 COUNT = 1 << 18  # float32 elements: 1 MiB, 52 ms on a link
-CHAINS = (1, 8)  # slices
+CHAINS = (1, 32)  # slices
 
 
 def main() -> None:
