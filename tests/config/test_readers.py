@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll import fabric
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.communicator.cuda import state
 from ringcoll.communicator.setup import devices, start
@@ -123,7 +124,7 @@ def begun(how, patch):
     patch.setattr(devices, "available", lambda: "a test says so")
     given = {**vars_of(config), **vars_of(settings)}
     found: dict[str, object] = {}
-    patch.setattr(start, "open_fabric", lambda *args, **how: reached(**how))
+    patch.setattr(fabric, "open_fabric", lambda *args, **how: reached(**how))
     try:
         ringcoll.init(**given)
     except Reached as stop:
