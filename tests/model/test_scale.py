@@ -213,14 +213,14 @@ def test_a_preset_gives_the_figures_that_are_not_given(capsys):
 
 
 def test_ranks_may_share_a_port(capsys):
-    words = "model all_reduce --per-node 4 --nodes 64 --bytes 64M --algorithm hierarchical"
+    words = "model all_reduce --per-node 4 --nodes 16 --bytes 64M --algorithm hierarchical"
     seconds = []
     for per_port in (1, 4):
         _, out, err = run(capsys, f"{words} {WIRES} --per-port {per_port} --json -")
         assert err == ""
         seconds.append(json.loads(out)["points"][0]["seconds"])
     assert 2 * seconds[0] < seconds[1] < 4 * seconds[0]
-    _, out, _ = run(capsys, f"{words.replace('--nodes 64', '--nodes 2')} {WIRES} --per-port 4")
+    _, out, _ = run(capsys, f"{words.replace('--nodes 16', '--nodes 2')} {WIRES} --per-port 4")
     assert "L = 5 us, 4 ranks a port" in out
 
 
