@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ringcoll.errors import ArgumentError
 from ringcoll.topology.system import (
     GPU_LINKS,
+    NETWORK_LINKS,
     Cpu,
     Gpu,
     Link,
@@ -178,8 +179,8 @@ def relayed(first: Route, second: Route, relay_class: PathClass) -> Route:
 
 def network(system: System, nic: str) -> tuple[Link | None, Link | None]:
     """The widest links of a NIC into the network and from it; None if the system names none."""
-    out = [link for link in system.out[nic] if link.kind is LinkKind.NET]
-    into = [link for link in system.links if link.kind is LinkKind.NET and link.dst == nic]
+    out = [link for link in system.out[nic] if link.kind in NETWORK_LINKS]
+    into = [link for link in system.links if link.kind in NETWORK_LINKS and link.dst == nic]
 
     def widest(links: list[Link]) -> Link | None:
         return max(links, key=lambda link: link.bandwidth, default=None)
@@ -232,7 +233,7 @@ def _bus_paths(
 def on_bus(system: System, link: Link) -> bool:
     """Whether a path by PCIe and CPUs may take the link; NVLink only from or to a CPU."""
     if link.kind not in GPU_LINKS:
-        return link.kind is not LinkKind.NET
+        return link.kind not in NETWORK_LINKS
     return isinstance(system.node(link.src), Cpu) or isinstance(system.node(link.dst), Cpu)
 
 

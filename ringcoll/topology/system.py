@@ -51,6 +51,9 @@ class LinkKind(Enum):
 GPU_LINKS = LinkKind.NVLINK, LinkKind.XGMI
 """The kinds that join GPUs, directly or by switches; paths of these alone are NVL."""
 
+NETWORK_LINKS = (LinkKind.NET,)
+"""The kinds that join NICs and the network."""
+
 
 class Source(Enum):
     """Where a bandwidth comes from."""

@@ -18,6 +18,7 @@ from ringcoll.topology.draw.shapes import Arc, Box, Edge, Shape, Straight, Text,
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import (
     GPU_LINKS,
+    NETWORK_LINKS,
     Cpu,
     Gpu,
     Link,
@@ -79,7 +80,7 @@ def rings_of_links(system: System, rings: RingSet) -> RingsOfLinks:
             for a, b in pairwise(path):
                 # A path from NIC to NIC may leave out the network between them.
                 joined = any(link.dst == b for link in system.out[a])
-                nets = [link.dst for link in system.out[a] if link.kind is LinkKind.NET]
+                nets = [link.dst for link in system.out[a] if link.kind in NETWORK_LINKS]
                 for hop in pairwise((a, *([] if joined else nets[:1]), b)):
                     found.setdefault(hop, []).append(i)
     return found

@@ -14,8 +14,8 @@ from ringcoll.topology.draw.shapes import Box
 from ringcoll.topology.draw.tree import Branch, trees_of
 from ringcoll.topology.system import (
     GPU_LINKS,
+    NETWORK_LINKS,
     Gpu,
-    LinkKind,
     Network,
     Nic,
     Node,
@@ -96,7 +96,7 @@ def place(system: System, host: int, left: float, top: float) -> Layout:
         ends = [
             boxes[drawn[link.dst]]
             for link in system.out[bar.name]
-            if link.dst in drawn and link.kind in (*GPU_LINKS, LinkKind.NET)
+            if link.dst in drawn and link.kind in (*GPU_LINKS, *NETWORK_LINKS)
         ]
         if not ends:
             continue

@@ -23,7 +23,7 @@ from ringcoll.topology.draw.layout import Layout, place
 from ringcoll.topology.draw.shapes import Arc, Box, Drawing, Shape, Straight, Text, text_width
 from ringcoll.topology.draw.words import contents_of
 from ringcoll.topology.rings import Ring, RingSet
-from ringcoll.topology.system import Cpu, Gpu, LinkKind, Nic, NvSwitch, System
+from ringcoll.topology.system import NETWORK_LINKS, Cpu, Gpu, Nic, NvSwitch, System
 from ringcoll.topology.tables import LOCAL
 
 _MARGIN = 24.0
@@ -123,7 +123,7 @@ def _host(
     shapes: list[Shape] = []
     for joint, edge in edges:
         band = band_shapes(system, joint, edge, scale, rings, shared)
-        (behind if joint.kind is LinkKind.NET else shapes).extend(band)
+        (behind if joint.kind in NETWORK_LINKS else shapes).extend(band)
     switches = [shape for name, shape in boxes if isinstance(system.node(name), NvSwitch)]
     behind += [shape for shape in switches if isinstance(shape, Box)]
     shapes = [*behind, *shapes, *(shape for _, shape in boxes if shape not in behind)]
@@ -182,7 +182,7 @@ def _links(system: System, scale: float, shapes: list[Shape], y: float) -> tuple
     kinds: dict[tuple[str, int, float], float] = {}
     for link in system.links:
         # ``LOCAL`` is no limit, and one host has no picture of the network.
-        if link.bandwidth < LOCAL and (link.kind is not LinkKind.NET or len(system.hosts) > 1):
+        if link.bandwidth < LOCAL and (link.kind not in NETWORK_LINKS or len(system.hosts) > 1):
             key = link_label(link), link.count, link.bandwidth
             kinds.setdefault(key, 2 * width_of(link, scale))
     if not kinds:

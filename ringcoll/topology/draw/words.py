@@ -9,6 +9,7 @@ from ringcoll.topology.draw.labels import labels_of, link_label, number
 from ringcoll.topology.rings import Limit, Ring, RingSet
 from ringcoll.topology.system import (
     GPU_LINKS,
+    NETWORK_LINKS,
     Confidence,
     Cpu,
     Gpu,
@@ -210,7 +211,7 @@ def _reason(system: System, link: Link) -> tuple[str, str]:
     gpus = sum(isinstance(end, Gpu) for end in ends)
     if link.kind is LinkKind.SYS:
         return "link between CPUs", "a ring over both sides crosses it at least once each way"
-    if link.kind is LinkKind.NET:
+    if link.kind in NETWORK_LINKS:
         return "network port", "a ring over all hosts leaves and enters each of them"
     if any(isinstance(end, Nic) for end in ends):
         return f"{name} of a NIC", "a ring over all hosts leaves and enters each by a NIC"
