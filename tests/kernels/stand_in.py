@@ -18,10 +18,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 import ringcoll
+
+if TYPE_CHECKING:
+    import pytest
 
 KERNELS = Path(ringcoll.__file__).parent / "kernels"
 CPU = Path(__file__).parent / "cpu"
@@ -139,7 +141,17 @@ def compiler() -> tuple[str, ...] | None:
     return None
 
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+if TYPE_CHECKING:
+    needs_compiler: pytest.MarkDecorator
+else:
+
+    def __getattr__(name: str) -> pytest.MarkDecorator:
+        """``needs_compiler``: only tests have it, and programs do not import pytest for it."""
+        if name != "needs_compiler":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import pytest
+
+        return pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 
 def includes(kernels: Path) -> tuple[str, str]:
@@ -267,9 +279,14 @@ def _name(text: str, kernels: Path, flags: tuple[str, ...]) -> str:
     """Stands for all that decides what the compiler makes of a text."""
     folders = (Path(flag[2:]) for flag in includes(kernels))
     paths = (path for found in folders for path in sorted(found.glob("*.[ch]*")))
-    headers = [(path.name, path.read_bytes()) for path in paths]
+    headers = [(path.name, _read(path, path.stat().st_mtime_ns)) for path in paths]
     whole = (_version(), FLAGS, flags, text, headers)
     return hashlib.blake2b(repr(whole).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _read(path: Path, _changed: int) -> bytes:
+    return path.read_bytes()
 
 
 @functools.cache

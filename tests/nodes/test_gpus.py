@@ -21,8 +21,8 @@ def built_once():
         ("a,b", "collectives types options vectors one_core"),
         ("a,b,b", "vectors streams splits"),
         ("a,b,c", "rails reduces direct crosses"),
-        ("a,a,b,b", "collectives layers crosses direct"),
-        ("a,b,b,a,a,b", "rails reduces direct_of_some"),  # three of each, by turns and not
+        ("a,a,b,b", "collectives layers crosses direct reduces"),
+        ("a,b,b,a,a,b", "rails direct_of_some"),  # three of each, by turns and not
     ],
 )
 def test_every_call(nodes, names, parts):

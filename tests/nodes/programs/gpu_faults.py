@@ -12,11 +12,10 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import pytest
 
 from ringcoll.errors import OutOfMemory
 from ringcoll.executors.cuda_nodes import carry
-from tests.nodes.programs.gpus import Plain, begin, fake_gpus
+from tests.nodes.programs.gpus import Attributes, Plain, begin, fake_gpus
 from tests.processes.programs.verdict import error_of, say
 
 SHORT, LARGE = 0.5, 100_000
@@ -164,7 +163,7 @@ def short(gpus) -> dict:
         raise OutOfMemory("no memory is left")
 
     def lacking(comm, place: str, call) -> str:
-        with pytest.MonkeyPatch.context() as patched:
+        with Attributes() as patched:
             if comm.rank == 1:
                 patched.setattr(place, none_left)
             return call()
