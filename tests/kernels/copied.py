@@ -11,10 +11,10 @@ from threading import Event, Thread
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
-from ringcoll.executors.cuda.copy_gates import CopyGate, gate_body
+from ringcoll.executors.cuda.copy_gates import CopyGate, gate_body, gate_text
 from ringcoll.executors.cuda.copy_streams import Placing, place_on_streams
 from ringcoll.executors.cuda.generic import generic_body
-from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.params import Addresses, Body, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.plan import Buffer
 from tests.kernels.cases import Arrays, Case
@@ -110,7 +110,6 @@ def devices(
     """
     program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
     dtype = dtype_of(case.dtype)
-    op = op_of(case.op) if case.plan.collective.reduces else None
     header = Header(timeout, signature, True, False, case.replicas)
     made = []
     for ranks in groups:
@@ -122,21 +121,43 @@ def devices(
         )
         kernel = None
         if any(program.blocks[block].rank in ranks for block in others.blocks):
-            body = roomy(
-                simple_body(program, layout, dtype, op, world.workspace, local, kernel_part=others)
-            )
+            body = kernel_body(world, case, local, generic=generic)
             blocks = max(
                 sum(program.blocks[block].rank == rank for block in others.blocks)
                 for rank in range(world.nranks)
             )
-            if generic:
-                carried = generic_body(body, world.nranks)
-                assert carried is not None
-                body = carried
             parameter = pack(body, header, world.workspace.progress, local)
             kernel = Ready(body.text, parameter, blocks * case.replicas, len(local), case.threads)
         made.append(Device(found, world, header, kernel, flat))
     return made
+
+
+def kernel_body(world: World, case: Case, local: Sequence[Addresses], *, generic: bool) -> Body:
+    """The kernel beside the lanes of copies."""
+    program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
+    op = op_of(case.op) if case.plan.collective.reduces else None
+    others = kernel_part(program, world.workspace, local)
+    dtype = dtype_of(case.dtype)
+    body = simple_body(program, layout, dtype, op, world.workspace, local, kernel_part=others)
+    if generic:
+        carried = generic_body(roomy(body), world.nranks)
+        assert carried is not None
+        return carried
+    return roomy(body)
+
+
+def texts_of(
+    world: World, case: Case, groups: Sequence[Sequence[int]], *, generic: bool
+) -> set[str]:
+    """The kernels that a call is made of."""
+    program, nowhere = encode(case.plan, case.launch), (0,) * world.nranks
+    others = kernel_part(program, world.workspace).blocks
+    found = {gate_text(world.nranks)}
+    for ranks in groups:
+        if any(program.blocks[block].rank in ranks for block in others):
+            local = [Addresses(rank, nowhere, 0) for rank in ranks]
+            found.add(kernel_body(world, case, local, generic=generic).text)
+    return found
 
 
 def known(world: World, case: Case, arrays: Arrays, rank: int) -> Addresses:

@@ -20,7 +20,7 @@ from ringcoll.executors.cuda.copies import Copy, _Open
 from ringcoll.launch import Launch
 from ringcoll.tuner.simple import copied_blocks, crosses
 from tests.kernels.cases import LL, STAGED, Case
-from tests.kernels.copied import Device, devices, run
+from tests.kernels.copied import Device, devices, run, texts_of
 from tests.kernels.stand_in import compile_all, needs_compiler
 from tests.kernels.world import ABORT, World
 
@@ -85,16 +85,11 @@ def on_devices(calls: list[Device]) -> None:
     run(calls)
 
 
-def texts_of(
+def compile_calls(
     world: World, todo: Iterable[Case], groups: list[list[int]], *, generic: bool = False
-) -> list[str]:
-    """The kernels that the calls are made of."""
-    found = set[str]()
-    for case in todo:
-        made = devices(world, case, world.arrays(case), groups, generic=generic)
-        found.update(*(device.texts() for device in made))
-        world.forget_arrays()
-    return sorted(found)
+) -> None:
+    found = (texts_of(world, case, groups, generic=generic) for case in todo)
+    compile_all(sorted(set(chain_of.from_iterable(found))))
 
 
 @cache
@@ -102,7 +97,7 @@ def compiled(nranks: int, *, every: bool) -> None:
     """Compile what :func:`cases` need of every collective, where each rank has a device."""
     todo = (cases(nranks, name, 203, every=every) for name in SOME)
     groups = [[rank] for rank in range(nranks)]
-    compile_all(texts_of(World(nranks), chain_of.from_iterable(todo), groups))
+    compile_calls(World(nranks), chain_of.from_iterable(todo), groups)
 
 
 def called(
@@ -115,7 +110,7 @@ def called(
 ) -> int:
     """Make the calls one after the other, of kernels compiled together; how many."""
     world, calls, todo = World(nranks), 0, list(todo)
-    compile_all(texts_of(world, todo, groups, generic=generic))
+    compile_calls(world, todo, groups, generic=generic)
     for case in todo:
         world.forget_arrays()
         arrays = world.arrays(case, calls)
