@@ -12,8 +12,11 @@ import pytest
 from ringcoll.executors.cuda.compile import flags, read_headers
 
 
-def compile_kernel(source: str, arch: str) -> bytes:
-    """The cubin of a source that includes the package's headers; skips where NVRTC is missing."""
+def compile_kernel(source: str, arch: str, *, hasty: bool = False) -> bytes:
+    """The cubin of a source that includes the package's headers; skips where NVRTC is missing.
+
+    ``hasty``: with little optimisation, where NVRTC has the option.
+    """
     nvrtc = _library()
     headers = read_headers()
     names = [name.encode() for name in headers]
@@ -23,7 +26,8 @@ def compile_kernel(source: str, arch: str) -> bytes:
     program_at = ctypes.byref(program)
     _check(nvrtc.nvrtcCreateProgram(program_at, source.encode(), b"source", len(headers), *named))
     try:
-        words = [flag.encode() for flag in flags(arch)]
+        some = ["--Ofast-compile=max"] if hasty and _version(nvrtc) >= (12, 9) else []
+        words = [flag.encode() for flag in (*flags(arch), *some)]
         options = (ctypes.c_char_p * len(words))(*words)
         failed = nvrtc.nvrtcCompileProgram(program, len(words), options)
         if failed:
@@ -45,6 +49,12 @@ def _library() -> ctypes.CDLL:
             # CuPy loads CUDA 13's for all to see: this one keeps to its own symbols.
             return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
     pytest.skip("needs nvidia-cuda-nvrtc-cu12")
+
+
+def _version(nvrtc: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
 
 
 def _content(size_of, fetch, program) -> bytes:

@@ -13,8 +13,9 @@ import pytest
 from ringcoll.algorithms import build
 from ringcoll.dtypes import DTYPES, OPS, DType, dtype_of, op_of, premul_sum
 from ringcoll.encode import encode
+from ringcoll.executors.cuda import compile as compiling
 from ringcoll.executors.cuda.cache import KernelCache
-from ringcoll.executors.cuda.compile import flags, read_headers
+from ringcoll.executors.cuda.compile import flags, nvrtc_version, read_headers
 from ringcoll.executors.cuda.copies import kernel_part
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_texts
@@ -178,9 +179,21 @@ def test_twins_are_as_large_as_another() -> None:
     assert {sizes(dtype) for dtype in DTYPES} == {sizes(dtype) for dtype in FRAMED}
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC optimises little: what it refuses, and what the assembler refuses, it still does.
+
+    The kernels for sm_90, and every operator on every type, are compiled as users compile them.
+    """
+    if nvrtc_version() >= (13, 0):  # which surely has the option
+        monkeypatch.setattr(compiling, "flags", lambda arch: (*flags(arch), "--Ofast-compile=max"))
+
+
 @pytest.mark.parametrize("arch", ARCHS)
-def test_standard_kernels(arch: str) -> None:
+def test_standard_kernels(arch: str, request: pytest.FixtureRequest) -> None:
     # NVRTC takes half a second for each: each generation compiles a fifth, together they do all.
+    if arch != "sm_90":
+        request.getfixturevalue("hasty")
     choice = sorted(codes(), key=header)[ARCHS.index(arch) :: len(ARCHS)]
     cubins = KernelCache(None).compile_all(choice, arch)
     assert all(cubin.startswith(ELF) for cubin in cubins)
@@ -215,6 +228,7 @@ def errors(texts: Iterable[str], headers: dict[str, bytes]) -> str:
     return "".join(said)
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("arch", ENDS)
 def test_kernels_of_calls_of_copy_engines(arch: str) -> None:
     launch = Launch(slices=2, mapped=frozenset())
@@ -234,6 +248,7 @@ def test_kernels_of_calls_of_copy_engines(arch: str) -> None:
     assert all(cubin.startswith(ELF) for cubin in cubins)
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("arch", ENDS)
 def test_sends_and_receives(arch: str) -> None:
     # That of a process with one rank is among the standard kernels.
@@ -247,7 +262,7 @@ def test_gpus_that_only_cuda_12_serves() -> None:
     for name in ("simple.cuh", "ll.cuh", "generic_simple.cuh", "generic_ll.cuh"):
         del some[name]
     for text in (*some.values(), *generic_texts(2)):
-        assert cuda12.compile_kernel(text, "sm_70").startswith(ELF)
+        assert cuda12.compile_kernel(text, "sm_70", hasty=True).startswith(ELF)
 
 
 def test_each_size_of_element_in_lines_and_in_words() -> None:
