@@ -465,7 +465,7 @@ def fake_gpus() -> Iterator[Gpus]:
         workspace = partial(Workspace, **halves, zone_bytes=256 << 10)
         for module in ("communicator.cuda.state", "executors.cuda.preparing"):
             patched.setattr(f"ringcoll.{module}.Workspace", workspace)
-        patched.setattr(nodes, "RailLimits", partial(RailLimits, 1 << 20))
+        patched.setattr(nodes, "RailLimits", partial(RailLimits, 256 << 10))
         patched.setattr(nodes, "SCRATCH_BYTES", 1 << 20)
         # Random values, more than the largest call here takes.
         patched.setattr("tests.communicator.cases.POOL", 1 << 16)
