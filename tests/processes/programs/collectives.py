@@ -2,8 +2,8 @@
 
 ``python collectives.py [few] WORD``: WORD only marks the process. Under a launcher, or alone.
 ``few`` is for ranks of which only the network is another one: three sizes, memory and place by
-turns, no algorithm by name. ``fewest`` is for those that differ from them in their hosts alone: no
-options, no vectors.
+turns. ``fewest`` is for those that differ from them in their hosts alone: no algorithm by name, no
+options and no vectors, or with ``vectors`` only these.
 """
 
 import sys
@@ -320,12 +320,14 @@ def main() -> None:
         n = comm.nranks
         refusals(comm, checks)
         collectives(comm, checks, few=few)
-        if not few:
+        if not fewest:
             algorithms(comm, checks)
         for part in (point_to_point, splits):
             part(comm, checks)
+        if not fewest or "vectors" in sys.argv:
+            vectors(comm, checks)
         if not fewest:
-            for part in (types_and_operators, vectors, asynchronous, memory_comes_and_goes):
+            for part in (types_and_operators, asynchronous, memory_comes_and_goes):
                 part(comm, checks)
         # A second communicator of the same ranks, used by turns with the first.
         with ringcoll.init(timeout=20, deterministic=True) as second:
