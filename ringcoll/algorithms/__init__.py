@@ -10,10 +10,31 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from ringcoll.plan import Plan, check_types
+
+if TYPE_CHECKING:  # tools that gather the modules of a program find them here
+    from ringcoll.algorithms import (  # noqa: F401
+        all_pairs,
+        barrier,
+        bruck,
+        chain,
+        doubling,
+        halving,
+        hierarchical,
+        hierarchical_rooted,
+        one_shot,
+        pull,
+        ring,
+        rooted,
+        scan,
+        scatter_gather,
+        tree,
+        two_shot,
+    )
 
 __all__ = [
     "ALGORITHMS",
@@ -55,6 +76,9 @@ class _Builders(Mapping[str, Builder]):
 
     def __len__(self) -> int:
         return len(self._homes)
+
+    def __repr__(self) -> str:
+        return repr([*self])
 
 
 ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {

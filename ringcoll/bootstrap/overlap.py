@@ -53,6 +53,7 @@ def enter(world: object) -> None:
     """Begin over a world on this thread, until :func:`leave`: its name in errors, or a store."""
     here = threading.current_thread()
     key, name = (world, world) if isinstance(world, str) else (id(world), "one store")
+    late = time.monotonic() + _KEPT
     while True:
         with _lock:
             now = time.monotonic()
@@ -66,6 +67,8 @@ def enter(world: object) -> None:
                     raise past.error()
                 _beginning[key] = _Beginning(here, world)
                 return
+            if other.committed and now > late:  # it waits for a rank, or has ended unseen
+                raise _two_threads(name, other.thread)
             if not other.committed:
                 other.error, other.since = _two_threads(name, here), now
                 _keep(key, other, partial(_two_threads, name, other.thread), here)

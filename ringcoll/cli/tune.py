@@ -181,6 +181,9 @@ def _keep(found: Tuned, args: argparse.Namespace) -> None:
         raise ArgumentError("there is no cache folder: name a file with --out")
     earlier = read_table(path)
     kept = [] if earlier is None else earlier.besides(found.machine, found.entries)
+    if path.exists() and (earlier is None or earlier.machine != found.machine):
+        why = "no table of this version" if earlier is None else f"it is of {earlier.machine}"
+        print(f"ringcoll: no entries of {path} stay: {why}", file=sys.stderr)
     entries = sorted((*found.entries, *kept), key=_place)
     text = as_json(found.machine, about(_command(args)), entries)
     print(f"{'collective':<15}{'bytes':>10}  {'memory':<7}{'measured':>10}{'predicted':>11}  runs")

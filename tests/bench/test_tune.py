@@ -197,6 +197,10 @@ def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypat
     assert [each for each in found if each["collective"] == "all_reduce"] == earlier
     assert [each["nbytes"] for each in found if each["collective"] == "broadcast"] == [1 << 10]
     path.write_text(text)
+    other = tmp_path / "t.json"
+    other.write_text("{}")
+    assert main([*more.split(), "--out", str(other)]) == 0
+    assert f"no entries of {other} stay: no table of this version" in capfd.readouterr().err
     words = (
         f"tune --ranks 2 --device cpu --collectives all_reduce --max 4K --factor 4 --check {path}"
     )

@@ -264,3 +264,25 @@ def test_the_world_of_a_thread_that_has_ended_is_free():
     overlap.check()
     overlap.leave()
     assert not overlap._beginning
+
+
+def test_a_thread_does_not_wait_for_ever_for_one_that_has_met_the_others(monkeypatch):
+    monkeypatch.setattr(overlap, "_KEPT", 0.05)
+    store, held = Kept(), threading.Event()
+
+    def first():
+        overlap.enter(store)
+        overlap.commit()
+        held.wait(20)
+        overlap.leave()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    while not any(one.committed for one in [*overlap._beginning.values()]):
+        time.sleep(0.001)
+    with pytest.raises(UsageError, match="two threads of this process"):
+        overlap.enter(store)
+    held.set()
+    thread.join()
+    overlap.enter(store)
+    overlap.leave()
