@@ -1,6 +1,6 @@
 """The package's log: the logger "ringcoll" of the standard library.
 
-A rank's start does not load ``logging``, which takes as long as forty modules of the package. A
+A rank's start does not load ``logging``, which costs more than any module of the package. A
 program that has not loaded it has no handler either, so the lines would reach nobody.
 """
 

@@ -5,7 +5,7 @@ make calls, and a store numbers what a rank makes in its order. Two threads that
 these at the same time would meet each other's peers. The second is refused at once, and the first
 fails too, which its peers learn: on another process the threads may have come in the other order,
 or one may come only when the other has failed. That one is refused too, for nobody would meet it.
-Once all ranks of the first have met, a thread that comes waits until the first has begun.
+Once all ranks of the first have met, a thread that comes waits for a while until it has begun.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def enter(world: object) -> None:
                     raise past.error()
                 _beginning[key] = _Beginning(here, world)
                 return
-            if other.committed and now > late:  # it waits for a rank, or has ended unseen
-                raise _two_threads(name, other.thread)
+            refusal = partial(_two_threads, name, other.thread)
             if not other.committed:
                 other.error, other.since = _two_threads(name, here), now
-                _keep(key, other, partial(_two_threads, name, other.thread), here)
-                raise _two_threads(name, other.thread)
+                _keep(key, other, refusal, here)
+            if not other.committed or now > late:  # late: it waits for a rank, or ended unseen
+                raise refusal()
         time.sleep(_PAUSE)
 
 

@@ -182,7 +182,10 @@ def _keep(found: Tuned, args: argparse.Namespace) -> None:
     earlier = read_table(path)
     kept = [] if earlier is None else earlier.besides(found.machine, found.entries)
     if path.exists() and (earlier is None or earlier.machine != found.machine):
-        why = "no table of this version" if earlier is None else f"it is of {earlier.machine}"
+        why = "no table of this version"
+        if earlier is not None:
+            of = earlier.machine
+            why = f"of {of.ranks} ranks ({of.ranks_are}) on {of.device}, driver {of.driver}"
         print(f"ringcoll: no entries of {path} stay: {why}", file=sys.stderr)
     entries = sorted((*found.entries, *kept), key=_place)
     text = as_json(found.machine, about(_command(args)), entries)
