@@ -194,9 +194,11 @@ def handled() -> dict:
         works = [child.all_reduce(first, async_op=True) for _ in range(2)]
         seen["closed"] = wait_signalled(close, works[0])
         seen["refused"] = error_of(works[1].wait)
+        comm.barrier()
     else:
         hears()
         child.all_reduce(first)
+        comm.barrier()  # an abort that came earlier could meet the other rank's end of that call
         child.abort()
     seen["last"] = float(first[0])
     work = again(comm).all_reduce(second, async_op=True)  # its communicator is dropped
