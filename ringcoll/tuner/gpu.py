@@ -13,7 +13,7 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.launch import IN_BAND, PROTOCOLS, Launch, Layout
+from ringcoll.launch import IN_BAND, PROTOCOLS, Launch
 from ringcoll.tuner import measured
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
@@ -165,14 +165,16 @@ def _choose_ll(
     candidate = candidate_of(call, machine, limits, default)
     launch = Launch(protocol, 1, WINDOW, frozenset(), in_place(call))
     found = fitted(call, candidate, launch, fits, "sm", why)
-    return found.on(ll_grid(call, launch, found.layout, machine, limits, fits))
+    packs = fits.packs(call, launch, found.layout)
+    return found.on(ll_grid(packs, machine, limits))
 
 
-def ll_grid(
-    call: Call, launch: Launch, layout: Layout, machine: GpuRanks, limits: Limits, fits: Fits
-) -> Grid:
-    """The CUDA blocks of LL or LL128: few wide ones only where many narrow ones are too few."""
-    packs, most = max(1, fits.packs(call, launch, layout)), machine.most(limits)
+def ll_grid(packs: int, machine: GpuRanks, limits: Limits) -> Grid:
+    """The CUDA blocks of LL or LL128: few wide ones only where many narrow ones are too few.
+
+    ``packs``: the parts of lines that threads move, of the longest chunk.
+    """
+    packs, most = max(1, packs), machine.most(limits)
     few, workers = min(most, LL_BLOCKS.value), machine.workers
     for width in LL_WORKERS.value:
         if -(-packs // width) <= few:

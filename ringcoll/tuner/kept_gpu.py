@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import LaunchRefused
+from ringcoll.launch import Layout
 from ringcoll.tuner import choose
 from ringcoll.tuner.candidates import layout_of
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Limits
-from ringcoll.tuner.gpu import alike, ll_grid, protocol_of
+from ringcoll.tuner.gpu import alike, protocol_of
 from ringcoll.tuner.predicted import power
 from ringcoll.tuner.simple import combined, simple_grid
 from ringcoll.tuner.simple import slices_of as slices_on_gpus
@@ -73,15 +74,17 @@ def with_count(call: Call, count: int) -> Call:
     return found
 
 
-def laid_out(found: Choice, call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
-    """The choice for a call whose count is one of :func:`counts_alike`."""
-    before = found.layout
-    layout = layout_of(call, before.collective, before.slices, before.shares, found.engine)
-    if found.launch.in_band:
-        return found.on(ll_grid(call, found.launch, layout, machine, limits, fits), layout)
+def laid_out(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> Choice:
+    """The choice by Simple for a call whose count is one of :func:`counts_alike`."""
     direct = None
     if found.direct is not None:
-        direct = laid_out(found.direct, call, machine, limits, fits)
-    made = replace(found, layout=layout, direct=None)
+        direct = laid_out(found.direct, call, machine, limits)
+    made = replace(found, layout=layout_like(found, call), direct=None)
     made = made.on(simple_grid(made, call, machine, limits))
     return made if direct is None else combined(made, direct)
+
+
+def layout_like(found: Choice, call: Call) -> Layout:
+    """Where the elements of such a call lie."""
+    before = found.layout
+    return layout_of(call, before.collective, before.slices, before.shares, found.engine)

@@ -198,10 +198,9 @@ def address_words(body: Body, local: Sequence[Addresses], given: int = GIVEN) ->
 
 
 def address_words_like(
-    before: AddressWords, packed: bytes, addresses: Sequence[int]
+    before: AddressWords, words: array[int], addresses: Sequence[int]
 ) -> AddressWords:
     """The same of a parameter packed for a call of another count, with the same ``addresses``."""
-    words = memoryview(packed).cast("Q")
     return tuple(
         tuple((word, words[word] - address) for word, _ in held)
         for held, address in zip(before, addresses, strict=True)

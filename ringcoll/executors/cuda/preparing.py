@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -44,6 +44,7 @@ from ringcoll.executors.cuda.signature import (
     copied_buffers,
     peer_addresses,
     signature_text,
+    signature_text_like,
 )
 from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda.trace import Recorder
@@ -55,7 +56,8 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
-from ringcoll.tuner.kept_gpu import counts_alike, laid_out, with_count
+from ringcoll.tuner.gpu import ll_grid
+from ringcoll.tuner.kept_gpu import counts_alike, laid_out, layout_like, with_count
 from ringcoll.tuner.measured import LEAST_LARGE
 from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
@@ -130,7 +132,8 @@ class CudaPreparer:
         choice = choose(call, self.machine, limits, fits)
         known = copied_buffers(choice, hello)
         scratch = self._scratch(choice, limits)
-        text, signature, number = self._record(call, choice, known, large_scratch=bool(scratch))
+        text = signature_text(choice, call, known, large_scratch=bool(scratch))
+        signature, number = self._record(text, call, choice)
         at = Addresses(
             self.rank,
             self.memory.pointers,
@@ -186,13 +189,31 @@ class CudaPreparer:
         if call.count not in before.counts:
             return None
         call = with_count(before.call, call.count)
-        choice = laid_out(before.choice, call, self.machine, limits, self.fits)
-        recounts = self._recounts(before) if choice.launch.in_band else None
-        found = None if recounts is None else recounts.parameter(choice.layout)
-        if recounts is not None and found is None:
-            return None
-        text, signature, number = self._record(call, choice, (0, 0))
-        at = before.at if recounts is not None else before.at.on(number)
+        if before.choice.launch.in_band:
+            recounts, layout = self._recounts(before), layout_like(before.choice, call)
+            found = recounts.parameter(layout)
+            if found is None:
+                return None
+            packed, words, packs = found
+            grid = ll_grid(packs, self.machine, limits)
+            prepared = self._like(before, call, before.choice.on(grid, layout))
+            recounts.sign(packed, prepared.signature, prepared.number)
+        else:
+            prepared = self._like(before, call, laid_out(before.choice, call, self.machine, limits))
+            grid, at = prepared.choice.grid, prepared.at
+            body = body_like(before.body, prepared.choice, call, self.workspace, before.at)
+            packed = array("Q", pack(body, _header(prepared), self.workspace.progress, (at,)))
+            words = address_words_like(before.address_words, packed, before.addresses)
+        prepared.launchable = Launchable(
+            before.function, grid.blocks, 1, grid.threads, packed, words
+        )
+        return prepared
+
+    def _like(self, before: CudaCall, call: Call, choice: Choice) -> CudaCall:
+        """A call of another count than a prepared one, without its launch."""
+        counts = (before.call.count, before.choice.grid.blocks), (call.count, choice.grid.blocks)
+        text = signature_text_like(before.signature_text, *counts)
+        signature, number = self._record(text, call, choice)
         prepared = CudaCall(
             call,
             choice,
@@ -201,23 +222,11 @@ class CudaPreparer:
             number,
             number % RECORDS,
             before.timeout,
-            at,
+            before.at if choice.launch.in_band else before.at.on(number),
             (0, 0, 0, 0),
-            limits,
+            before.limits,
         )
         self.async_errors.prepared(prepared)
-        packed: bytes | array[int]
-        if recounts is not None and found is not None:
-            packed, words = found
-            recounts.sign(packed, signature, number)
-        else:
-            body = body_like(before.body, choice, call, self.workspace, before.at)
-            packed = pack(body, _header(prepared), self.workspace.progress, (at,))
-            words = address_words_like(before.address_words, packed, before.addresses)
-        grid = choice.grid
-        prepared.launchable = Launchable(
-            before.function, grid.blocks, 1, grid.threads, packed, words
-        )
         return prepared
 
     def _recounts(self, before: CudaCall) -> Recounts:
@@ -237,20 +246,16 @@ class CudaPreparer:
             )
         return before.recounts
 
-    def _record(
-        self, call: Call, choice: Choice, known: tuple[int, int], *, large_scratch: bool = False
-    ) -> tuple[str, int, int]:
-        """The text of a call on which ranks must agree, its digest, and the number of its record.
+    def _record(self, text: str, call: Call, choice: Choice) -> tuple[int, int]:
+        """Keep the text on which ranks must agree; its digest, and the number of its record.
 
         Before a launch that reads it, the table of symmetric memory is brought up to date.
         """
-        text = signature_text(choice, call, known, large_scratch=large_scratch)
-        digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
         number = next(self.shared_state.numbers)
         self.shared_state.record(number, call.tagged(text))
         if choice.reads_hellos:
             self.mappings.update()
-        return text, int.from_bytes(digest, "little"), number
+        return zlib.crc32(text.encode()), number
 
     def _scratch(self, choice: Choice, limits: Limits) -> tuple[int, ...]:
         """The SCRATCH of copy engines of each rank; () where that is in the workspaces."""

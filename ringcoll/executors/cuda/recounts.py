@@ -45,8 +45,8 @@ class Recounts:
     given: tuple[int, int]  # INPUT and OUTPUT, of which the last bits count
     whole: bool
 
-    def parameter(self, layout: Layout) -> tuple[array[int], AddressWords] | None:
-        """The words for a layout, and where addresses go; None: another kernel runs its count."""
+    def parameter(self, layout: Layout) -> tuple[array[int], AddressWords, int] | None:
+        """The words for a layout, where addresses go, and packs; None: another kernel runs it."""
         words, item, whole = self.words[:], self.ll_layout.dtype.itemsize, True
         spans = [layout.span(*place) for place in self.places]
         held = [list(each) for each in self.fixed]
@@ -61,7 +61,7 @@ class Recounts:
         packs = words[PACKS_WORD] = self.ll_layout.packs(layout)
         for word, start, index in self.scratch:
             words[word] = start + index * packs * self.pack_bytes
-        return words, tuple(map(tuple, held))
+        return words, tuple(map(tuple, held)), packs
 
     def sign(self, words: array[int], signature: int, number: int) -> None:
         """Write what tells a call from others."""

@@ -69,6 +69,13 @@ def signature_text(
     return f"{call.signature()} {text} plan={_digest(choice.plan)}"
 
 
+def signature_text_like(text: str, before: tuple[int, int], now: tuple[int, int]) -> str:
+    """The text of a call that differs in its count and its CUDA blocks from those before."""
+    for name, old, new in zip(("count", "blocks"), before, now, strict=True):
+        text = text.replace(f"{name}={old} ", f"{name}={new} ", 1)
+    return text
+
+
 @lru_cache(maxsize=512)
 def _digest(plan: Plan) -> str:
     return hashlib.blake2b(format_plan(plan).encode(), digest_size=4).hexdigest()
