@@ -7,6 +7,7 @@ counts as available.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,19 @@ def _machine(root: Path) -> Iterator[Available]:
 
 def _groups(root: Path) -> Iterator[Available]:
     """Room in this process's memory control groups and in all that contain them."""
+    for folder, limit, usage in _folders(root, _read(root / "proc/self/cgroup")):
+        yield from _room(folder, limit, usage)
+
+
+@functools.lru_cache(maxsize=1)
+def _folders(root: Path, member_of: str) -> tuple[tuple[Path, str, str], ...]:
+    """Where these groups and all around them tell their limit and usage, in files of these names.
+
+    Kept for as long as the process stays in its groups: every allocation of shared memory asks.
+    """
+    found = []
     paths = {}
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in member_of.splitlines():
         _, controllers, path = line.split(":", 2)
         paths[controllers] = path
     for line in _read(root / "proc/self/mountinfo").splitlines():
@@ -104,15 +116,19 @@ def _groups(root: Path) -> Iterator[Available]:
         if ".." in folder.parts or not folder.is_dir():
             folder = top
         while True:
-            yield from _room(folder, limit, usage)
+            found.append((folder, limit, usage))
             if folder == top:
                 break
             folder = folder.parent
+    return tuple(found)
 
 
 def _room(folder: Path, limit: str, usage: str) -> Iterator[Available]:
-    most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
-    if not most.isdigit() or not used.isdigit() or int(most) >= _UNLIMITED:
+    most = _read(folder / limit).strip()
+    if not most.isdigit() or int(most) >= _UNLIMITED:
+        return
+    used = _read(folder / usage).strip()
+    if not used.isdigit():
         return
     stat = dict(line.split()[:2] for line in _read(folder / "memory.stat").splitlines() if line)
     cache = sum(

@@ -127,6 +127,16 @@ def test_a_group_that_is_full_has_nothing_left(tmp_path):
     assert limits.available(tmp_path).nbytes == 0
 
 
+def test_a_process_that_was_moved_asks_its_new_group(tmp_path):
+    room = {"memory.max": f"{GIB}\n", "memory.current": "0\n"}
+    narrow = {f"sys/fs/cgroup/narrow/{name}": text for name, text in room.items()}
+    tree(tmp_path, {**V2, **narrow})
+    (tmp_path / "sys/fs/cgroup/job/step").mkdir(parents=True)
+    assert limits.available(tmp_path).nbytes == 4 * GIB - RESERVE
+    tree(tmp_path, {"proc/self/cgroup": "0::/narrow\n"})
+    assert limits.available(tmp_path).nbytes == GIB - RESERVE
+
+
 def test_need_and_available_are_named():
     room = limits.Available(5 << 20, "a test")
     limits.require(5 << 20, room, "empty")
