@@ -23,7 +23,7 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import LaunchRefused
 from ringcoll.labels import StepLabels, labels
 from ringcoll.launch import Launch
-from ringcoll.lower import lower, place, without_signals
+from ringcoll.lower import place, synchronise, without_signals
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
 
 
@@ -110,7 +110,8 @@ def encode(plan: Plan, launch: Launch) -> Program:
 
 @lru_cache(maxsize=512)
 def _encode(plan: Plan, launch: Launch) -> Program:
-    placed, lowered = place(plan, launch), lower(plan, launch)
+    placed = place(plan, launch)
+    lowered = synchronise(placed, launch)
     heard = _heard(lowered)
     if launch.in_band:
         lowered = without_signals(lowered)
@@ -166,6 +167,8 @@ def _guarded(column: list[tuple[Block, ...]], slots: int, *, credit_first: bool)
     slices do not follow that pattern.
     """
     bare = column[-1] if credit_first else column[0]
+    if all(edges == bare for edges in column):
+        return bare, ()
     full = column[0] if credit_first else column[-1]
     extra = Counter(full) - Counter(bare)
     credits = tuple(b for b in full if extra[b])

@@ -16,7 +16,7 @@ from ringcoll.lower.stage import stage
 from ringcoll.lower.sync import sync
 from ringcoll.plan import Plan, check_steps
 
-__all__ = ["lower", "place", "without_signals"]
+__all__ = ["lower", "place", "synchronise", "without_signals"]
 
 
 def place(plan: Plan, launch: Launch) -> Plan:
@@ -35,10 +35,14 @@ def lower(plan: Plan, launch: Launch) -> Plan:
     s``, of SCRATCH chunk j it is slot ``j · W' + s mod W'``. Hand-written waits and signals are
     kept and nothing is added to them; such a plan has one slice.
     """
-    placed = place(plan, launch)
+    return synchronise(place(plan, launch), launch)
+
+
+def synchronise(placed: Plan, launch: Launch) -> Plan:
+    """What :func:`lower` makes of a plan that :func:`place` has placed for the same launch."""
     if placed.synchronised:
         if launch.slices > 1:
-            raise LaunchRefused(f"{plan.collective}: hand-written synchronisation has slices=1")
+            raise LaunchRefused(f"{placed.collective}: hand-written synchronisation has slices=1")
         return placed
     lowered = sync(slices(placed, launch), in_band=launch.in_band)
     if launch.nodes:
