@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Buffer(Enum):
@@ -27,13 +27,12 @@ class Buffer(Enum):
         return self is Buffer.INPUT or self is Buffer.OUTPUT
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """``size`` consecutive chunks of one buffer of one rank, from ``index``. Never bytes."""
 
     rank: int
     buffer: Buffer
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, of no use on a chunk
     size: int = 1
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import NamedTuple
 
 from ringcoll.chunks import Buffer, Chunk
 from ringcoll.collectives import Collective
@@ -36,8 +37,7 @@ HELLO = -1
 """The channel of a rank's *hello*, the pseudo-block that announces that the rank has entered."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Block:
+class Block(NamedTuple):
     """One sequential program of a rank: a lane (pipeline stage) of a channel (ring, tree)."""
 
     rank: int
@@ -58,8 +58,7 @@ def hello(rank: int) -> Block:
     return Block(rank, HELLO, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Take one signal from each of ``waits``, reduce ``srcs`` into ``dsts``, post ``signals``.
 
     A block listed m times in ``waits`` takes m signals. Sources are reduced in the order written.

@@ -98,7 +98,7 @@ def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
         return Chunk(order[was.rank], was.buffer, index)
 
     def block(was: Block) -> Block:
-        return replace(was, rank=order[was.rank])
+        return was._replace(rank=order[was.rank])
 
     steps = tuple(
         (

@@ -49,7 +49,7 @@ def _without_self_copies(plan: Plan) -> Order:
                 dst for dst in step.dsts if [plan.collective.cell(u) for u in dst.units()] != source
             )
             if dsts != step.dsts:
-                step = replace(step, dsts=dsts, srcs=step.srcs if dsts else ())
+                step = step._replace(dsts=dsts, srcs=step.srcs if dsts else ())
                 if not (dsts or step.waits or step.signals):
                     continue
         kept.append((block, step))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from ringcoll.errors import PlanError
 from ringcoll.model.symmetry import Access, Cell, Torus
@@ -58,7 +57,7 @@ def by_signals(
                 signals = posted[of, block]
             else:
                 representative, taker = torus.home(of.rank), torus.moved(block.rank, of.rank)
-                signals = posted[replace(of, rank=representative), replace(block, rank=taker)]
+                signals = posted[of._replace(rank=representative), block._replace(rank=taker)]
             # A wait that no signal answers comes after itself: it never starts.
             yield (signals[number] if number < len(signals) else at), at, 0, of.rank, block.rank
 

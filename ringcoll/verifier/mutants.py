@@ -126,11 +126,11 @@ def _fold_slots(plan: Plan, slots: int) -> Plan:
         if chunk.buffer is not Buffer.SCRATCH:
             return chunk
         number, slot = divmod(chunk.index, slots)
-        return replace(chunk, index=number * slots + slot % half)
+        return chunk._replace(index=number * slots + slot % half)
 
     return plan.with_order(
         tuple(
-            (b, replace(s, srcs=tuple(map(fold, s.srcs)), dsts=tuple(map(fold, s.dsts))))
+            (b, s._replace(srcs=tuple(map(fold, s.srcs)), dsts=tuple(map(fold, s.dsts))))
             for b, s in plan.order
         )
     )
@@ -164,7 +164,7 @@ class _Breaker:
 
         def put(*new: object) -> dict[int, Entry]:
             changed: Any = {field: (*values[:k], *new, *values[k + 1 :])}
-            return {at: (block, replace(step, **changed))}
+            return {at: (block, step._replace(**changed))}
 
         def redirect() -> dict[int, Entry]:
             others = self._elsewhere(value) if chunks else self._others(block, field, value)
@@ -203,13 +203,13 @@ class _Breaker:
             other
             for rank in range(self.plan.nranks)
             for buffer in Buffer
-            for other in (replace(chunk, rank=rank, buffer=buffer),)
+            for other in (chunk._replace(rank=rank, buffer=buffer),)
             if self._exists(other) and cell(other.units()[0]) != cell(chunk.units()[0])
         ]
 
     def _shifted(self, chunk: Chunk) -> Chunk | None:
         for by in (1, -1):
-            shifted = replace(chunk, index=chunk.index + by)
+            shifted = chunk._replace(index=chunk.index + by)
             if self._exists(shifted):
                 return shifted
         return None
@@ -232,8 +232,8 @@ class _Breaker:
         def make() -> dict[int, Entry]:
             post, take = self.plan.order[at][1], self.plan.order[by][1]
             return {
-                at: (sender, replace(post, signals=_remove(post.signals, waiter))),
-                by: (waiter, replace(take, waits=_remove(take.waits, sender))),
+                at: (sender, post._replace(signals=_remove(post.signals, waiter))),
+                by: (waiter, take._replace(waits=_remove(take.waits, sender))),
             }
 
         return make
@@ -266,8 +266,7 @@ class _Breaker:
             for at, (block, step) in enumerate(self.plan.order):
                 new = step
                 if signals and (a in step.waits or b in step.waits or {a, b} & {*step.signals}):
-                    new = replace(
-                        step,
+                    new = step._replace(
                         waits=tuple(name.get(w, w) for w in step.waits),
                         signals=tuple(name.get(s, s) for s in step.signals),
                     )

@@ -12,7 +12,7 @@ A verifier is worth what it rejects: ``mutants`` breaks proven plans in every sm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.collectives import Collective
@@ -198,7 +198,7 @@ class Prover:
         """Prove one plan; raises as :func:`verify` does."""
         if not rules.waits:
             # Blind: as if every schedule were the order written down.
-            order = tuple((b, replace(s, waits=(), signals=())) for b, s in plan.order)
+            order = tuple((b, s._replace(waits=(), signals=())) for b, s in plan.order)
             plan = plan.with_order(order)
         numbers = self.numbers
         numbers.admit(plan)

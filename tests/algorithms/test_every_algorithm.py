@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -50,7 +49,7 @@ def edited(plan, at, **change):
     """The plan with one step changed."""
     order = list(plan.order)
     block, step = order[at]
-    order[at] = (block, replace(step, **change))
+    order[at] = (block, step._replace(**change))
     return plan.with_order(tuple(order))
 
 

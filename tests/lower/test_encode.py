@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ringcoll.algorithms import build
@@ -16,7 +14,7 @@ from tests.lower.plans import every_launch, every_plan
 
 
 def _sorted(step: Step) -> Step:
-    return replace(step, waits=tuple(sorted(step.waits)), signals=tuple(sorted(step.signals)))
+    return step._replace(waits=tuple(sorted(step.waits)), signals=tuple(sorted(step.signals)))
 
 
 SLICED = [(1, 2), (2, 2), (3, 1), (5, 2), (5, 3)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ringcoll.algorithms import build
@@ -43,7 +41,7 @@ def test_no_derived_wait_can_be_dropped(
         for k, wait in enumerate(step.waits):
             if wait.channel == HELLO:
                 continue
-            rest = replace(step, waits=step.waits[:k] + step.waits[k + 1 :])
+            rest = step._replace(waits=step.waits[:k] + step.waits[k + 1 :])
             order = list(lowered.order)
             order[at] = (block, rest)
             _drop_matching_signal(lowered, order, at, wait, block)
@@ -63,7 +61,7 @@ def _drop_matching_signal(
             if taken == 0:
                 left = list(step.signals)
                 left.remove(dst)
-                order[i] = (block, replace(order[i][1], signals=tuple(left)))
+                order[i] = (block, order[i][1]._replace(signals=tuple(left)))
                 return
             taken -= 1
 

@@ -1,6 +1,5 @@
 """What crosses nodes is messages, and no more is needed: proven, and broken on purpose."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -92,7 +91,7 @@ def test_hand_written_synchronisation_crosses_without_data_only():
     check_messages(barrier, nodes)
     plan = build("broadcast", "chain", 2)
     first, *rest = plan.order
-    signalling = plan.with_order(((first[0], replace(first[1], signals=(Block(1),))), *rest))
+    signalling = plan.with_order(((first[0], first[1]._replace(signals=(Block(1),))), *rest))
     with pytest.raises(LaunchRefused, match="hand-written"):
         lower(signalling, Launch(nodes=nodes))
 
@@ -129,7 +128,7 @@ def test_a_message_that_nobody_is_told_of_is_a_race():
     nodes = (0, 1)
     lowered = lower(build("broadcast", "chain", 2), Launch(nodes=nodes))
     silent = lowered.with_order(
-        tuple((block, replace(step, signals=(), waits=())) for block, step in lowered.order)
+        tuple((block, step._replace(signals=(), waits=())) for block, step in lowered.order)
     )
     with pytest.raises(Race):
         verify(silent, nodes=nodes)
@@ -147,7 +146,7 @@ def wrong_plans():
 
     def changed(at, **fields):
         copy = list(order)
-        copy[at] = copy[at][0], replace(copy[at][1], **fields)
+        copy[at] = copy[at][0], copy[at][1]._replace(**fields)
         return lowered.with_order(tuple(copy))
 
     def sources(at):
@@ -155,8 +154,8 @@ def wrong_plans():
 
     first, second = reads[:2]
     swapped = list(order)
-    swapped[first] = order[first][0], replace(order[first][1], srcs=sources(second))
-    swapped[second] = order[second][0], replace(order[second][1], srcs=sources(first))
+    swapped[first] = order[first][0], order[first][1]._replace(srcs=sources(second))
+    swapped[second] = order[second][0], order[second][1]._replace(srcs=sources(first))
     yield "out of order", lowered.with_order(tuple(swapped)), "wanted a copy of a message|order"
     yield "read twice", changed(second, srcs=sources(first)), "once"
     yield "written twice", changed(sends[1], dsts=order[sends[0]][1].dsts), "one new message"
@@ -164,7 +163,7 @@ def wrong_plans():
 
     def moved(at, **fields):
         copy = list(order)
-        copy[at] = replace(copy[at][0], **fields), copy[at][1]
+        copy[at] = copy[at][0]._replace(**fields), copy[at][1]
         return lowered.with_order(tuple(copy))
 
     yield "two that send", moved(sends[1], lane=9), "two blocks that send to rank 1"
