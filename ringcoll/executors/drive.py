@@ -20,9 +20,6 @@ Idle = Callable[[Callable[[], bool]], None]
 POLL_SECONDS = 2e-4
 """Seconds between polls for the next row's signals while a paced link is busy."""
 
-SPINS = 40
-"""Polls before the waiting rank gives its core away; a poll takes about 0.1 µs."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pause:
@@ -41,9 +38,12 @@ def row_steps(
     base: int,
     notify: Callable[[int], None] | None,
     fence: Fence | None,
+    spins: int,
 ) -> Task:
-    """Run one lane to its end; ``base``, the call's epoch << 32, is added to every count."""
-    spins = SPINS if notify is None else 0
+    """Run one lane to its end; ``base``, the call's epoch << 32, is added to every count.
+
+    A flag is polled ``spins`` times before the task pauses.
+    """
     for waits, work, signals in rows:
         for words, at, count in waits:
             wanted = base + count

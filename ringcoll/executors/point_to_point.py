@@ -26,7 +26,7 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import DTYPES, DType
 from ringcoll.encode import Program, encode
 from ringcoll.executors.binding import Binding, Pacer, TraceEntry, UserPart
-from ringcoll.executors.drive import SPINS, Lane, Pause, Task, post, steps
+from ringcoll.executors.drive import Lane, Pause, Task, post, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import SENDERS_WAIT, different_ends
 from ringcoll.executors.node_signals import NodeSignals
@@ -244,9 +244,9 @@ class Pairs:
         self, left: list[ActivePairCall], has_ended: Callable[[ActivePairCall], bool]
     ) -> list[ActivePairCall]:
         """Poll for the ends of halves for some microseconds; returns the rest."""
-        if self.fabric.notify is not None or not all(map(self.is_small, left)):
+        if not all(map(self.is_small, left)):
             return left
-        for _ in range(SPINS):
+        for _ in range(self.fabric.spins):
             if any(map(self.may_finish, left)):
                 left = [half for half in left if not has_ended(half)]
                 if not left:

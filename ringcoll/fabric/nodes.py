@@ -65,7 +65,7 @@ class NodesFabric(Fabric):
     ) -> None:
         self.rank, self.nranks, self.nodes = rank, len(nodes), tuple(nodes)
         self.names = range(self.nranks)
-        self.timeout, self.fence = timeout, local.fence
+        self.timeout, self.fence, self.spins = timeout, local.fence, local.spins
         self.local, self.links = local, dict(sorted(links.items()))
         self.near = [peer for peer, node in enumerate(nodes) if node == nodes[rank]]
         local.names = tuple(self.near)

@@ -19,7 +19,7 @@ from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
 from ringcoll.fabric.mapping import map_all, texts_of, together
-from ringcoll.fabric.poll import LivenessTimer
+from ringcoll.fabric.poll import LivenessTimer, spins_of
 from ringcoll.fabric.rendezvous import Rendezvous, waiting_for
 from ringcoll.host.fence import fence_of
 
@@ -42,12 +42,14 @@ class ProcessFabric(Fabric):
         self.rank, self.nranks = rank, len(controls)
         self.timeout = timeout
         self.fence = fence_of()
+        different = len({process.pid for process in processes})
+        self.spins = spins_of(different)
         # Where these are the ranks of one of several nodes, messages call them otherwise, and the
         # other nodes' ranks may fail too.
         self.names = range(self.nranks)
         self.check_beyond: Callable[[], None] | None = None
         self.controls, self.processes = tuple(controls), tuple(processes)
-        self.mixed = len({process.pid for process in processes}) < self.nranks
+        self.mixed = different < self.nranks
         self._own = controls[rank]
         self._monitor = ProcessMonitor(self._others())
         self._timer = LivenessTimer(self._own.alarm)

@@ -1,7 +1,9 @@
 """Ranks that are real processes: memory, the control plane, and how bad news travels."""
 
+import os
 import re
 
+from ringcoll.fabric.poll import spins_of
 from tests.processes.conftest import named
 
 
@@ -172,3 +174,8 @@ def test_a_rank_that_never_begins_is_named(ranks):
 
 def test_a_rank_that_ends_before_it_begins_is_named(ranks):
     assert ranks("gone", 2).results[0] == "RankLostError: init: rank 1 ended before joining"
+
+
+def test_ranks_that_share_cores_give_them_away_sooner(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert spins_of(1) == spins_of(2) > spins_of(3) == spins_of(4) > 0

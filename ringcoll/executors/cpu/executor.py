@@ -143,7 +143,7 @@ class CpuExecutor(CallEntries):
             if self.pacer is not None:
                 run_paced_rows(lane, base, self.idle, fabric.notify, fabric.fence)
             else:
-                for pause in row_steps(lane, base, fabric.notify, fabric.fence):
+                for pause in row_steps(lane, base, fabric.notify, fabric.fence, fabric.spins):
                     self.idle(pause.ready)
         elif bound.lanes:
             drive([steps(self.lanes(active))], self.idle)
@@ -162,7 +162,8 @@ class CpuExecutor(CallEntries):
                 yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
         bound, fabric = self.bind(active), self.fabric
         if self.pacer is None and len(bound.lanes) == 1 and not bound.messages:
-            yield from row_steps(bound.lanes[0], active.epoch << 32, fabric.notify, fabric.fence)
+            base, lane = active.epoch << 32, bound.lanes[0]
+            yield from row_steps(lane, base, fabric.notify, fabric.fence, fabric.spins)
         else:
             yield from steps(self.lanes(active))
         self.finish(active)
