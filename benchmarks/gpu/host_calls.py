@@ -9,7 +9,8 @@ One process a GPU; calls are eager, of float32, and all_reduce is in place. The 
 blocks of 100 calls, which the ranks begin together; a figure is the median of the blocks' means,
 and the slowest rank counts. An empty kernel and a slice alone, which call nothing, stand beside.
 Each kind is called once before it is timed, and every element is compared. ``counts not seen`` are
-blocks of calls, in place on slices of plain memory, whose numbers of elements are all new.
+blocks of calls, in place on slices of plain memory, whose numbers of elements are all new. A GPU
+that ranks share runs one of them at a time: give ``--one-gpu`` some minutes by ``--seconds``.
 """
 
 from __future__ import annotations
