@@ -16,6 +16,7 @@ from ringcoll.executors.cuda.source import TYPES as TYPES
 
 KERNELS = Path(ringcoll.__file__).parent / "kernels"
 HERE = Path(__file__).parent
+CPU = HERE / "cpu"
 
 
 def is_legal(dtype, name):
@@ -37,9 +38,10 @@ def build(command, folder):
     source, library = folder / "arithmetic.cpp", folder / "arithmetic.so"
     source.write_text("\n".join(lines) + "\n")
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-ffp-contract=off", "-fPIC", "-shared"]
-    paths = [f"-I{path}" for path in (HERE / "cpu", KERNELS, HERE)]
+    paths = [f"-I{path}" for path in (CPU, KERNELS, HERE)]
+    sources = [str(source), str(CPU / "machine.cpp")]
     done = subprocess.run(
-        [*command, *flags, *paths, str(source), "-o", str(library)],
+        [*command, *flags, *paths, *sources, "-o", str(library)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""The kernels' own source on a CPU: g++ compiles it, threads.hpp runs its CUDA threads."""
+"""The kernels' own source on a CPU: g++ compiles it, machine.cpp runs its CUDA threads."""
 
 from __future__ import annotations
 
@@ -27,55 +27,7 @@ if TYPE_CHECKING:
 
 KERNELS = Path(ringcoll.__file__).parent / "kernels"
 CPU = Path(__file__).parent / "cpu"
-"""The folder of ``system.cuh`` for a CPU."""
-
-# Blocks and ranks of one launch run side by side; `calls` of them follow each other as on a stream.
-RUNNER = """
-#include <stdlib.h>
-#include <string.h>
-#pragma GCC diagnostic ignored "-Wunused-function"
-namespace {
-using Kernel = void (*)(rc::Args);
-struct Run {
-    rc::Where where;
-    Kernel kernel;
-    const rc::Args* args;
-    rc::Barrier* rank;
-    unsigned calls;
-};
-void* thread(void* argument) {
-    rc::own = argument;
-    Run& run = *static_cast<Run*>(argument);
-    for (unsigned call = 0; call < run.calls; ++call) {
-        run.where.round = run.where.ballots = 0;
-        run.kernel(*run.args);
-        rc::meet(*run.rank, run.where.blocks * run.where.threads);
-    }
-    return nullptr;
-}
-int launch(Kernel kernel, const rc::Args* args, unsigned blocks, unsigned locals,
-           unsigned threads, unsigned calls) {
-    const unsigned number = blocks * locals * threads;
-    auto* groups = static_cast<rc::Group*>(calloc(blocks * locals, sizeof(rc::Group)));
-    auto* ranks = static_cast<rc::Barrier*>(calloc(locals, sizeof(rc::Barrier)));
-    auto* runs = static_cast<Run*>(calloc(number, sizeof(Run)));
-    for (unsigned group = 0; group < blocks * locals; ++group)
-        memset(groups[group].memory, 0xa5, sizeof(groups[group].memory));
-    for (unsigned n = 0; n < number; ++n) {
-        const unsigned group = n / threads, local = group / blocks;
-        const rc::Where where{n % threads, threads, group % blocks, blocks, local, &groups[group],
-                              0};
-        runs[n] = Run{where, kernel, args, &ranks[local], calls};
-    }
-    rc::side_by_side(thread, runs, sizeof(Run), number);
-    free(runs);
-    free(ranks);
-    free(groups);
-    return 0;
-}
-}  // namespace
-extern "C" unsigned args_bytes() { return sizeof(rc::Args); }
-"""
+"""The folder of ``system.cuh`` for a CPU, and of the machine that it declares."""
 
 # Texts with the same macros and headers are compiled at once, each in a namespace of its own: what
 # they have in common is most of the compiler's work.
@@ -86,38 +38,13 @@ namespace text_{number} {{
 #undef ringcoll_kernel
 }}
 """
-LAUNCH = """
-extern "C" int launch_{number}(const rc::Args* args, unsigned blocks, unsigned locals,
-                               unsigned threads, unsigned calls) {{
-    return launch(text_{number}::kernel_{number}, args, blocks, locals, threads, calls);
-}}
+CALL = """
+extern "C" void call_{number}(const rc::Args* args) {{ text_{number}::kernel_{number}(*args); }}
 """
-
-# Launches on the memory in a file: IMAGE ADDRESS PARAMETER BLOCKS LOCALS THREADS CALLS.
-MAIN = """
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-namespace {
-void* mapped(const char* path, unsigned long long at) {
-    const int file = open(path, O_RDWR);
-    struct stat status;
-    if (file < 0 || fstat(file, &status)) return MAP_FAILED;
-    const int flags = MAP_SHARED | (at ? MAP_FIXED_NOREPLACE : 0);
-    return mmap(reinterpret_cast<void*>(at), static_cast<size_t>(status.st_size),
-                PROT_READ | PROT_WRITE, flags, file, 0);
-}
-}  // namespace
-int main(int, char** words) {
-    if (mapped(words[1], strtoull(words[2], nullptr, 0)) == MAP_FAILED) return 70;
-    void* parameter = mapped(words[3], 0);
-    if (parameter == MAP_FAILED) return 71;
-    unsigned counts[4];
-    for (int k = 0; k < 4; ++k)
-        counts[k] = static_cast<unsigned>(strtoul(words[4 + k], nullptr, 0));
-    return launch_0(static_cast<rc::Args*>(parameter), counts[0], counts[1], counts[2], counts[3]);
-}
+REST = """
+#pragma GCC diagnostic ignored "-Wunused-function"
+extern "C" unsigned args_bytes() { return sizeof(rc::Args); }
+extern "C" unsigned lanes() { return rc::WARP; }
 """
 
 FOLDER = "TEST_STAND_INS"
@@ -154,10 +81,10 @@ else:
         return pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 
-def includes(kernels: Path) -> tuple[str, str]:
+def includes(kernels: Path) -> tuple[Path, Path]:
     """The folders of headers: ``system.cuh`` of the kernels' own CPU folder, or of ours, first."""
     own = kernels / "cpu"
-    return f"-I{own if own.exists() else CPU}", f"-I{kernels}"
+    return own if own.exists() else CPU, kernels
 
 
 @dataclass(frozen=True)
@@ -171,14 +98,16 @@ class Kernel:
         return int(self.library.args_bytes())
 
     def launch(self, args: object, blocks: int, locals_: int, threads: int, calls: int) -> None:
-        self.library[f"launch_{self.number}"](args, blocks, locals_, threads, calls)
+        kernel = ctypes.cast(self.library[f"call_{self.number}"], ctypes.c_void_p)
+        lanes = self.library.lanes()
+        self.library.launch(kernel, args, lanes, blocks, locals_, threads, calls)
 
 
 _compiled: dict[tuple[str, Path], Kernel] = {}
 
 
 def library(text: str, kernels: Path = KERNELS) -> Kernel:
-    """The generated text and the runner, compiled once."""
+    """The generated text, compiled once."""
     if (text, kernels) not in _compiled:
         _compile([text], kernels)
     return _compiled[text, kernels]
@@ -187,16 +116,18 @@ def library(text: str, kernels: Path = KERNELS) -> Kernel:
 def _compile(texts: Sequence[str], kernels: Path) -> None:
     # The process has the C library; to look for symbols in a C++ library takes a tenth of the time.
     alone = () if "ziglang" in (compiler() or ()) else ("-nostdlib",)
-    made = _built(_source(texts), kernels, ".so", "-O0", "-fPIC", "-shared", *alone)
+    machine = _machine("machine", kernels)
+    flags = ("-O0", "-fPIC", "-shared", *alone)
+    made = _built(_source(texts), includes(kernels), ".so", *flags, parts=(machine,))
     built = ctypes.CDLL(str(made))
     for number, text in enumerate(texts):
         _compiled.setdefault((text, kernels), Kernel(built, number))
 
 
 def _source(texts: Sequence[str]) -> str:
-    """One source with the runner, of texts that are alike."""
-    launches = [LAUNCH.format(number=number) for number in range(len(texts))]
-    return "".join([together(texts), RUNNER, *launches])
+    """One source of texts that are alike, and what calls their kernels."""
+    calls = [CALL.format(number=number) for number in range(len(texts))]
+    return "".join([together(texts), REST, *calls])
 
 
 def together(texts: Sequence[str]) -> str:
@@ -222,8 +153,16 @@ def _head(text: str) -> str:
 
 @functools.cache
 def program(text: str, *flags: str, kernels: Path = KERNELS) -> Path:
-    """The generated text, the runner and ``MAIN`` as a program."""
-    return _built(_source([text]) + MAIN, kernels, "", "-O0", *flags)
+    """The generated text and the machine as a program."""
+    parts = [_machine(name, kernels, *flags) for name in ("machine", "main")]
+    return _built(_source([text]), includes(kernels), "", "-O0", *flags, parts=parts)
+
+
+def _machine(name: str, kernels: Path, *flags: str) -> Path:
+    """A source of the CPU's folder, compiled once for all texts: a third of each one's work."""
+    folder, _ = includes(kernels)
+    text = (folder / f"{name}.cpp").read_text()
+    return _built(text, (folder,), ".o", "-O1", "-fPIC", "-c", *flags)
 
 
 def compile_all(texts: Iterable[str], kernels: Path = KERNELS) -> None:
@@ -237,7 +176,7 @@ def headers_of(text: str) -> set[Path]:
     """The kernels' headers that a text includes, as the compiler found them."""
     source = folder() / f"includes-{os.getpid()}.cpp"
     source.write_text(text)
-    said = _run([*(compiler() or ()), *FLAGS, *includes(KERNELS), "-MM", str(source)])
+    said = _run([*(compiler() or ()), *FLAGS, *_searched(includes(KERNELS)), "-MM", str(source)])
     source.unlink()
     return {Path(word).resolve() for word in said.split() if word.endswith(".cuh")}
 
@@ -257,8 +196,10 @@ def folder() -> Path:
 _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def _built(text: str, kernels: Path, suffix: str, *flags: str) -> Path:
-    name = _name(text, kernels, flags)
+def _built(
+    text: str, headers: Sequence[Path], suffix: str, *flags: str, parts: Sequence[Path] = ()
+) -> Path:
+    name = _name(text, headers, (*flags, *(part.name for part in parts)))
     target = folder() / f"{name}{suffix}"
     # Ranks, which are threads or processes, may want the same kernel at once; some are killed.
     with (folder() / f"{name}.lock").open("w") as lock:
@@ -268,19 +209,22 @@ def _built(text: str, kernels: Path, suffix: str, *flags: str) -> Path:
         else:
             source, made = (folder() / f"{name}-{os.getpid()}{end}" for end in (".cpp", ".made"))
             source.write_text(text)
-            command = [*(compiler() or ()), *FLAGS, *flags, *includes(kernels)]
-            _run([*command, "-o", str(made), str(source)])
+            command = [*(compiler() or ()), *FLAGS, *flags, *_searched(headers)]
+            _run([*command, "-o", str(made), str(source), *map(str, parts)])
             source.unlink()
             made.rename(target)
     return target
 
 
-def _name(text: str, kernels: Path, flags: tuple[str, ...]) -> str:
+def _searched(headers: Sequence[Path]) -> list[str]:
+    return [f"-I{folder}" for folder in headers]
+
+
+def _name(text: str, headers: Sequence[Path], flags: tuple[str, ...]) -> str:
     """Stands for all that decides what the compiler makes of a text."""
-    folders = (Path(flag[2:]) for flag in includes(kernels))
-    paths = (path for found in folders for path in sorted(found.glob("*.[ch]*")))
-    headers = [(path.name, _read(path, path.stat().st_mtime_ns)) for path in paths]
-    whole = (_version(), FLAGS, flags, text, headers)
+    paths = (path for found in headers for path in sorted(found.glob("*.[ch]*")))
+    read = [(path.name, _read(path, path.stat().st_mtime_ns)) for path in paths]
+    whole = (_version(), FLAGS, flags, text, read)
     return hashlib.blake2b(repr(whole).encode(), digest_size=16).hexdigest()
 
 

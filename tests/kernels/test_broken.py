@@ -71,7 +71,7 @@ class Mutant:
 LINES = "ld_relaxed_sys_v4_u32_if_missing(lines[r][s][i], line(t, words, r, s, i)"
 
 WRONG = [
-    Mutant("half a line is enough", "cpu/system.cuh", " && line.w == flag", "", PAIRS, 1, SLOW),
+    Mutant("half a line is enough", "cpu/machine.cpp", " && line.w == flag", "", PAIRS, 1, SLOW),
     Mutant(
         "the other half is read",
         "ll.cuh",
@@ -266,7 +266,7 @@ def kernels_of(mutant: Mutant, folder: Path, *, wrong: bool) -> Path:
     """The kernels on the mutant's machine, right or wrong."""
     kernels = copied(folder / f"kernels-{wrong}")
     if mutant.machine is not None:
-        changed(kernels, "cpu/system.cuh", *mutant.machine)
+        changed(kernels, "cpu/machine.cpp", *mutant.machine)
     if wrong:
         changed(kernels, mutant.file, mutant.old, mutant.new)
     return kernels

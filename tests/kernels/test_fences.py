@@ -29,17 +29,17 @@ COUNTING = [
         'u32 ballots = 0;\n    bool heard = false;\n};\nextern "C" { u32 unordered = 0; }',
     ),
     (
-        "RC_DEVICE void block_barrier() {",
-        "RC_DEVICE void block_barrier() {\n"
+        "void block_barrier() {",
+        "void block_barrier() {\n"
         "    if (where().heard) __atomic_fetch_add(&unordered, 1u, __ATOMIC_RELAXED);\n   ",
     ),
     (
-        "RC_DEVICE void fence_acq_rel_sys() {",
-        "RC_DEVICE void fence_acq_rel_sys() {\n    where().heard = false;",
+        "void fence_acq_rel_sys() {",
+        "void fence_acq_rel_sys() {\n    where().heard = false;",
     ),
     (
-        "RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {",
-        "RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {\n    where().heard = true;\n   ",
+        "Vector ld_relaxed_sys_v4_u32(u64 line) {",
+        "Vector ld_relaxed_sys_v4_u32(u64 line) {\n    where().heard = true;\n   ",
     ),
 ]
 
@@ -49,7 +49,7 @@ def counting(tmp_path: Path) -> Path:
     """The kernels on a machine that counts."""
     kernels = copied(tmp_path / "kernels")
     for old, new in COUNTING:
-        changed(kernels, "cpu/system.cuh", old, new)
+        changed(kernels, "cpu/machine.cpp", old, new)
     return kernels
 
 

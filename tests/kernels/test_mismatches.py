@@ -237,7 +237,7 @@ def surrounded(world: World) -> World:
     return world
 
 
-def machine(folder: Path, *changes: tuple[str, str], file: str = "cpu/system.cuh") -> Path:
+def machine(folder: Path, *changes: tuple[str, str], file: str = "cpu/machine.cpp") -> Path:
     """The kernels with some text changed."""
     kernels = folder / "kernels"
     shutil.copytree(KERNELS, kernels)

@@ -13,7 +13,7 @@ from tests.kernels.stand_in import CPU, KERNELS, forget, needs_compiler
 @needs_compiler
 def test_a_kernel_is_named_by_all_that_it_is_made_of(tmp_path: Path) -> None:
     def name(folder: Path, text: str = "int x;", *flags: str) -> str:
-        return stand_in._name(text, folder, flags)
+        return stand_in._name(text, stand_in.includes(folder), flags)
 
     whole, changed, on_cpu = (tmp_path / part for part in ("whole", "changed", "on_cpu"))
     for folder in (whole, changed, on_cpu):

@@ -24,7 +24,7 @@ inline void nap(unsigned turns = 0) {
 
 #if defined(__SANITIZE_THREAD__)
 
-inline void pause() {
+void pause() {
     static thread_local unsigned times = 0;
     if (++times % 4 == 0)
         nap();
@@ -135,8 +135,7 @@ inline void enter(Fiber* next) {
     setcontext(&context);
 }
 
-// Lets others run, who are waited for.
-inline void pause() { leave(); }
+void pause() { leave(); }
 
 // Somebody may have waited for what is written now.
 inline void wrote() { fibers.busy = true; }
