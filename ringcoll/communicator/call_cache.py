@@ -144,23 +144,25 @@ class CallCache:
         at, input_, output = (first[0], second[0], 0), checked.input, checked.output
         start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
         extents = (start, input_.nbytes), (end, output.nbytes)
-        kind, given, prepared = None, (start, end, 0, 0), None
+        kind, given, prepared, used = None, (start, end, 0, 0), None, None
         for like in likes:
             if like.any_class is not None and prepared is None:
-                prepared = state.prepare_like(like.any_class, call, config)
+                prepared, used = state.prepare_like(like.any_class, call, config), like
         if prepared is None:
             # Once for each call: it counts their uses.
             kind, given = state.memory_class(call, config, *extents, **self._how)
             for like in likes:
                 if kind in like.prepared and prepared is None:
-                    prepared = state.prepare_like(like.prepared[kind], call, config)
+                    prepared, used = state.prepare_like(like.prepared[kind], call, config), like
         anew = prepared is None
         if prepared is None:
             prepared = state.prepare(viewed(call, extents, device_view), config, **self._how)
         with self._adding:
-            self._keep(checked, kind, prepared, key)
             if anew:
                 self._shapes[shape] = checked, *likes[: _ALIKE - 1]
+            elif used is not None:
+                self._renew(used)
+            self._keep(checked, kind, prepared, key)
         return prepared, given
 
     def add(
@@ -236,6 +238,12 @@ class CallCache:
         checked.prepared[kind] = prepared
         if prepared.any_class:
             checked.any_class = prepared
+
+    def _renew(self, checked: CheckedCall) -> None:
+        """Make its preparations the newest: else calls that are prepared like it would evict it."""
+        for kind in checked.prepared:
+            if self._prepared.pop((checked, kind), checked) is None:
+                self._prepared[checked, kind] = None
 
     def __len__(self) -> int:
         """How many calls are kept."""
