@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from threading import Thread
 
@@ -45,7 +46,7 @@ def calls(world: World, cases: Sequence[Case], kernels: Path = KERNELS) -> None:
         )
         launches.append(ready)
     if kernels == KERNELS:
-        compile_all(ready.text for ready in launches)
+        compiled(world.nranks)
     threads = [Thread(target=ready, args=(kernels,)) for ready in launches]
     start = time.monotonic()
     for thread in threads:
@@ -62,6 +63,20 @@ def rooted(name: str, nranks: int, root: int, launch: Launch) -> Case:
 def total(nranks: int, launch: Launch) -> Case:
     algorithm = "two_shot" if launch.mapped else "ring"
     return Case(build("all_reduce", algorithm, nranks), launch, 100)
+
+
+@cache
+def compiled(nranks: int) -> None:
+    """Compile what the calls of so many ranks need, at once."""
+    texts = []
+    for launch in (LL, STAGED, Launch()):
+        roots = [("broadcast", root) for root in range(nranks)] + [("reduce", 0), ("reduce", 1)]
+        cases = [rooted(name, nranks, root, launch) for name, root in roots]
+        for case in (*cases, total(nranks, launch)):
+            world = World(nranks)
+            arrays = world.arrays(case)
+            texts += [world.ready(case, arrays, ranks=(rank,)).text for rank in range(nranks)]
+    compile_all(texts)
 
 
 def known(world: World, rank: int) -> Report | None:
@@ -147,10 +162,10 @@ SAME_BYTES = [
 
 
 @cache
-def compiled(launch: Launch) -> None:
+def compiled_same() -> None:
     """Compile what all of these calls need, at once."""
     texts = []
-    for name, algorithm, root, _ in SAME_BYTES:
+    for launch, (name, algorithm, root, _) in product((LL, LL128, STAGED), SAME_BYTES):
         world, case = World(3), Case(build(name, algorithm, 3, root=root), launch, 100)
         arrays = world.arrays(case)
         texts += [world.ready(case, arrays, ranks=(rank,)).text for rank in range(3)]
@@ -164,7 +179,7 @@ def test_no_rank_ends_with_bytes_of_another_call(
     name: str, algorithm: str, root: int, receives: tuple[int, ...], odd: int, launch: Launch
 ) -> None:
     """The calls move the same bytes by the same program; only the signature of one rank differs."""
-    compiled(launch)
+    compiled_same()
     for _ in range(3):
         world = World(3)
         case = Case(build(name, algorithm, 3, root=root), launch, 100)

@@ -62,9 +62,14 @@ def case_of(
 def test_unequal_shares(collective: str, algorithm: str, launch: Launch) -> None:
     channels = Channels(((0, 2, 1), (1, 2, 0), (0, 1, 2)), (5, 1, 2))
     world = World(3)
-    compile_all(world.body(case_of(*kind, channels, launch, 40)).text for kind in RINGED)
     # Of 1 element most channels have none, of 40 one has a chunk less.
-    for number, count in enumerate((1, 40, 1111)):
+    counts = (1, 40, 1111)
+    compile_all(
+        world.body(case_of(*kind, channels, launch, count)).text
+        for kind in RINGED
+        for count in counts
+    )
+    for number, count in enumerate(counts):
         world.forget_arrays()
         case = case_of(collective, algorithm, channels, launch, count)
         world.call(case, number).check(case)

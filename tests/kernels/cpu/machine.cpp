@@ -1,10 +1,10 @@
-// The machine that kernels find on a CPU, and its launches, on the threads of threads.hpp: a block is
-// a group of them with a barrier, a grid is all of them at once. Under ThreadSanitizer, which knows
-// no fences, loads acquire and stores release.
+// The machine that kernels find on a CPU, and its launches, on the threads of threads.hpp: a block
+// is a group of them with a barrier, a grid is all of them at once. Under ThreadSanitizer, which
+// knows no fences, loads acquire and stores release.
 #include <stdlib.h>
 #include <string.h>
-#include <system.cuh>
 #include <time.h>
+#include <system.cuh>
 
 #include "threads.hpp"
 
@@ -259,8 +259,8 @@ extern "C" void launch(void (*kernel)(const void*), const void* args, u32 lanes,
         memset(groups[group].memory, 0xa5, sizeof(groups[group].memory));
     for (u32 n = 0; n < number; ++n) {
         const u32 group = n / threads, local = group / blocks;
-        const Where where{
-            n % threads, threads, group % blocks, blocks, local, lanes, &groups[group], 0};
+        const Where where{n % threads, threads, group % blocks, blocks,
+                          local,       lanes,   &groups[group], 0};
         runs[n] = Run{where, kernel, args, &ranks[local], calls};
     }
     side_by_side(thread, runs, sizeof(Run), number);
