@@ -178,7 +178,7 @@ def test_words_that_make_no_sense_are_refused(words, message, capsys, monkeypatc
 
 def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("RINGCOLL_CACHE_DIR", str(tmp_path))
-    words = "tune --ranks 2 --device cpu --collectives all_reduce --max 4K --factor 4 --seconds 0.3"
+    words = "tune --ranks 2 --device cpu --collectives all_reduce --max 4K --factor 4 --seconds 0.1"
     assert main(words.split()) == 0
     (path,) = (tmp_path / "tuning").iterdir()
     shown = capfd.readouterr()
@@ -189,7 +189,7 @@ def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypat
     assert path.stat().st_mode & 0o777 == 0o600
     parse(text)
     assert path.name.endswith("-2-processes.json")
-    more = "tune --ranks 2 --device cpu --collectives broadcast --max 1K --seconds 0.3"
+    more = "tune --ranks 2 --device cpu --collectives broadcast --max 1K --seconds 0.1"
     assert main(more.split()) == 0
     assert "entries of earlier runs stay in it" in capfd.readouterr().err
     earlier = json.loads(text)["entries"]
@@ -204,7 +204,7 @@ def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypat
     words = (
         f"tune --ranks 2 --device cpu --collectives all_reduce --max 4K --factor 4 --check {path}"
     )
-    assert main([*words.split(), "--seconds", "0.3", "--json", str(tmp_path / "c.json")]) == 0
+    assert main([*words.split(), "--seconds", "0.1", "--json", str(tmp_path / "c.json")]) == 0
     found = json.loads((tmp_path / "c.json").read_text())
     assert [row["nbytes"] for row in found["rows"]] == [1536]
     assert found["table"] == json.loads(text) and found["summary"]["points"] == 1

@@ -222,7 +222,7 @@ def test_temporary_arrays_of_a_group_live_until_its_end(count):
                 np.full(count, -1.0)
             gc.collect()
             junk = [np.full(count, -2.0) for _ in range(8)]
-        assert [set(out) for out in outs] == [{1.0 + 2 * number} for number in range(6)]
+        assert [[*np.unique(out)] for out in outs] == [[1.0 + 2 * number] for number in range(6)]
         return len(junk)
 
     ringcoll.spawn(work, 2)

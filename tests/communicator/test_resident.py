@@ -57,7 +57,7 @@ def test_kept_calls_keep_no_symmetric_memory():
             x = comm.empty(nbytes // 8 + turn, "float64")
             x[:] = comm.rank
             comm.all_reduce(x)
-            assert {*x.tolist()[:3], *x.tolist()[-3:]} == {1.0}
+            assert {*x[:3].tolist(), *x[-3:].tolist()} == {1.0}
             del x
             comm.all_reduce(np.zeros(11 + turn))
             comm.barrier()
@@ -109,12 +109,12 @@ def test_trim_gives_back_what_large_calls_have_touched():
         comm.trim()  # after the asynchronous calls
         assert all(work.done() for work in works)
         comm.all_reduce(x)
-        return held - left, {*x.tolist()}
+        return held - left, [*np.unique(x)]
 
     for given_back, values in ringcoll.spawn(work, RANKS):
         # How many of its slots a call touches depends on which rank comes first: 1 MiB at least.
         assert given_back > 512 << 10
-        assert values == {3.0 * 8}
+        assert values == [3.0 * 8]
 
 
 def test_trim_is_refused_inside_a_group_and_once_closed():

@@ -190,7 +190,7 @@ def chosen(comm: Any, nbytes: int = NBYTES, *, mapped: bool = False, **options: 
     comm._state._host.prepare = prepare
     comm.all_reduce(x, **options)
     comm._state._host.prepare = log
-    assert set(x.tolist()) == {float(sum(range(1, comm.nranks + 1)))}
+    assert [*np.unique(x)] == [sum(range(1, comm.nranks + 1))]
     return seen[-1].algorithm, seen[-1].launch.slices
 
 
@@ -210,7 +210,7 @@ def test_calls_of_many_counts_are_right(given):
             x = np.full(count, comm.rank + 1.0, "float32")
             comm.all_reduce(x)
             comm.all_reduce(x, op="max")
-            assert set(x.tolist()) == {3.0}
+            assert [*np.unique(x)] == [3.0]
         return True
 
     assert ringcoll.spawn(work, 2, device="cpu", tuning=given) == [True] * 2
