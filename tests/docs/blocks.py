@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringcoll.bootstrap.launcher import mpiexec
-from tests.docs.forks import run_forked
+from tests.forks.client import RANKS, forked
 from tests.launching import AS_MPICH
 
 __all__ = ["NEEDS", "PAGES", "ROOT", "Block", "blocks_of", "run_page"]
@@ -122,25 +122,26 @@ def _run(
     block: Block, program: str, folder: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.CompletedProcess[str]]:
     """Run a block as its reader does, or where that is the same, in forked processes."""
-    if block.language == "python" and block.need is None:
-        yield run_forked(program, folder, environment)
-        return
-    if block.language == "sh" and (commands := _simple_commands(block.text)):
-        for words in commands:
-            yield run_forked(words, folder, environment)
-        return
-    words = [sys.executable, "-W", "error", "-c", program]
-    if block.language == "sh":
-        words = ["sh", "-eu", "-c", block.text]
-    yield subprocess.run(
-        words,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
+    modules = (*RANKS, *(f"ringcoll.cli.{name}" for name in _FORKED))
+    commands = [[sys.executable, "-W", "error", "-c", program]]
+    if block.language == "sh" and (simple := _simple_commands(block.text)):
+        commands = [
+            forked([sys.executable, "-m", "ringcoll", *words], *modules) for words in simple
+        ]
+    elif block.language == "sh":
+        commands = [["sh", "-eu", "-c", block.text]]
+    elif block.need is None:
+        commands = [forked(words, *modules) for words in commands]
+    for words in commands:
+        yield subprocess.run(
+            words,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
 
 
 def _simple_commands(text: str) -> list[list[str]]:
