@@ -65,7 +65,7 @@ def test_a_rank_that_never_comes_is_named(nodes):
 
 @pytest.mark.parametrize("names", ["a,b,b", "a,a,a"])
 def test_a_rank_that_dies_in_init_keeps_nobody_from_ending(nodes, names):
-    outcome = nodes("begin", names, "dies", deaths=True)
+    outcome = nodes("begin", names, "dies", deaths=True, plain=True)
     assert outcome.statuses == [3, 4, -9]
     for rank in (0, 1):
         assert outcome.word("error")[rank].startswith("RankLostError: init: rank 2 (process ")
@@ -73,7 +73,7 @@ def test_a_rank_that_dies_in_init_keeps_nobody_from_ending(nodes, names):
 
 @pytest.mark.parametrize(("how", "status"), [("exit", 0), ("kill", -9)])
 def test_a_rank_that_ends_before_a_call_of_mpi_keeps_nobody_in_it(nodes, how, status):
-    outcome = nodes("begin", "a,b,b", "leaves", how, deaths=True)
+    outcome = nodes("begin", "a,b,b", "leaves", how, deaths=True, plain=True)
     assert outcome.statuses == [3, 4, status]
     for rank in (0, 1):
         ended = r"init: rank 2 \(process \d+ on host .*\) ended|rank 2 has exited during init"

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 def test_every_collective(nodes, names, words):
     nranks = len(names.split(","))
     env = {"MPIR_CVAR_NOLOCAL": "1"} if "fewest" in words else {}
-    outcome = nodes("collectives", names, *words, **env)
+    outcome = nodes("collectives", names, *words, plain=not words, **env)
     assert outcome.errors == ""
     assert outcome.statuses == [0]
     assert outcome.word("failures") == {rank: [] for rank in range(nranks)}

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ringcoll.bootstrap import run_ranks
-from tests.launching import launch
+from tests.forks.client import RANKS, forked
+from tests.launching import is_open_mpi, launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -125,10 +126,11 @@ def nothing_left(tmp_path):
 
 @pytest.fixture
 def ranks(capfd, nothing_left):
-    """Run a program in processes that meet over sockets."""
+    """Run a program in processes that meet over sockets; ``plain``: none of them is forked."""
 
-    def run(program: str, nranks: int, *args: str, **env: str) -> Outcome:
+    def run(program: str, nranks: int, *args: str, plain: bool = False, **env: str) -> Outcome:
         argv = command(program, *args, nothing_left)
+        argv = argv if plain else forked(argv, *RANKS)
         statuses = run_ranks(argv, nranks, env=environment(**env))
         out, err = capfd.readouterr()
         return outcome(statuses, out, err)
@@ -138,15 +140,27 @@ def ranks(capfd, nothing_left):
 
 @pytest.fixture
 def mpi(nothing_left, tmp_path):
-    """Run a program under mpiexec."""
+    """Run a program under mpiexec; ``plain``: mpiexec starts the program itself."""
 
     def run(
-        program: str, nranks: int, *args: str, optimised: bool = False, deaths: bool = False, **env
+        program: str,
+        nranks: int,
+        *args: str,
+        optimised: bool = False,
+        deaths: bool = False,
+        plain: bool = False,
+        **env: str,
     ) -> Outcome:
         argv = command(program, *args, nothing_left, optimised=optimised)
+        argv = argv if plain else by_mpiexec(argv)
         return under_mpiexec(argv, nranks, tmp_path, deaths=deaths, **env)
 
     return run
+
+
+def by_mpiexec(argv: list[str], *modules: str) -> list[str]:
+    """The words of a rank that is a fork, where the launcher speaks to its ranks by descriptors."""
+    return argv if is_open_mpi(launch(1)[0]) else forked(argv, *RANKS, *modules)
 
 
 def under_mpiexec(

@@ -166,7 +166,7 @@ def test_pairs_that_disagree_show_both_sides_to_all(healthy):
 
 
 def test_a_rank_that_raises_is_named_with_its_reason(ranks):
-    outcome = ranks("faults", 2, "raises")
+    outcome = ranks("faults", 2, "raises", plain=True)
     assert outcome.statuses == [0, 1]
     assert outcome.word("error") == {0: "AbortedError: rank 1 aborted: ValueError: no such file"}
     assert "ValueError: no such file" in outcome.errors
@@ -206,7 +206,7 @@ def test_an_interrupted_rank_and_its_peers_go_on_after_shrink(ranks):
 
 
 def test_an_interrupt_that_nobody_catches_ends_the_rank_and_is_told(ranks):
-    outcome = ranks("faults", 2, "uncaught_interrupt")
+    outcome = ranks("faults", 2, "uncaught_interrupt", plain=True)
     assert outcome.statuses == [0, 130]
     assert outcome.word("error") == {0: "AbortedError: rank 1 aborted: KeyboardInterrupt"}
 

@@ -81,7 +81,7 @@ def test_after_an_init_under_mpiexec_that_has_failed_the_next_one_works(mpi, wor
 @pytest.mark.mpi
 @pytest.mark.parametrize("stage", ["init", "MPI_Init"])
 def test_a_rank_that_exits_before_init_is_waited_for_no_longer_than_the_deadline(mpi, stage):
-    outcome = mpi("inits", 2, "leaves", stage, deaths=True)
+    outcome = mpi("inits", 2, "leaves", stage, deaths=True, plain=True)
     assert outcome.statuses == [0, 0]
     assert re.match(r"DeadlineError: init: rank 0.* waited \d", outcome.verdicts[0]["error"])
     assert ("MPI_Init" in outcome.verdicts[0]["error"]) == (stage == "MPI_Init")
@@ -103,7 +103,7 @@ def test_ranks_meet_by_an_id_of_the_environment(mpi):
 
 
 def test_a_rank_that_exits_in_order_leaves_the_others_to_their_work(ranks):
-    outcome = ranks("inits", 3, "exits")
+    outcome = ranks("inits", 3, "exits", plain=True)
     assert outcome.errors == ""
     assert outcome.statuses == [0, 0, 0]
     assert outcome.word("sum") == {0: 4.0, 2: 4.0}

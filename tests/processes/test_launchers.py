@@ -1,4 +1,7 @@
-"""How jobs under mpiexec end: exit statuses after a death, Ctrl-C, launchers that do not match."""
+"""How jobs under mpiexec end: exit statuses after a death, Ctrl-C, launchers that do not match.
+
+What ends is an interpreter: all of these starts are plain.
+"""
 
 import os
 import re
@@ -23,7 +26,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
     ],
 )
 def test_survivors_of_a_death_are_not_caught_in_mpi(mpi, how, status, nranks):
-    outcome = mpi("lives", nranks, "ends", deaths=True, HOW=how)
+    outcome = mpi("lives", nranks, "ends", deaths=True, plain=True, HOW=how)
     assert outcome.statuses == [status, -9, status][:nranks]
     if how == "uncaught":
         assert re.search(r"RankLostError: (rank \d gave up: )?rank 1 died", outcome.errors)
@@ -35,7 +38,7 @@ def test_survivors_of_a_death_are_not_caught_in_mpi(mpi, how, status, nranks):
 
 
 def test_a_rank_that_raises_ends_the_job(mpi):
-    outcome = mpi("faults", 3, "raises")
+    outcome = mpi("faults", 3, "raises", plain=True)
     assert outcome.statuses != [0]
     assert "ValueError: no such file" in outcome.errors
     line = r"ringcoll: rank 1 \(pid \d+\) ends: uncaught ValueError: no such file"
@@ -45,7 +48,7 @@ def test_a_rank_that_raises_ends_the_job(mpi):
 
 
 def test_a_death_ends_a_job_whose_launcher_cleans_up(mpi):
-    assert mpi("lives", 2, "ends", HOW="broken").statuses != [0]
+    assert mpi("lives", 2, "ends", plain=True, HOW="broken").statuses != [0]
 
 
 def test_ctrl_c_at_the_launcher_leaves_nothing(nothing_left):
