@@ -21,6 +21,9 @@ class Buffer(Enum):
     # Members are singletons; the default hash of an Enum is a Python call, this one is C.
     __hash__ = object.__hash__
 
+    def __init__(self, letter: str) -> None:
+        self.letter = letter  # ``value`` is a Python call too
+
     @property
     def given(self) -> bool:
         """Whether it is the caller's memory."""

@@ -172,7 +172,7 @@ class Collective:
         Returns the rank, the buffer's letter and the index there. In place the larger buffer names
         the memory; a rank that has only one of the two is not affected.
         """
-        letter: str = chunk.buffer.value
+        letter = chunk.buffer.letter
         if not self.in_place or letter not in "IO":
             return chunk.rank, letter, chunk.index
         rank = chunk.rank

@@ -5,8 +5,9 @@ Slices of an algorithm's plan are repetitions of its graph; a lowered plan has t
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ringcoll.model.links import Links, Port
@@ -75,9 +76,13 @@ def build_graph(
     else:
         pairs = by_conflicts(plan, steps, torus, window)
 
+    @functools.cache
+    def flight(src: int, dst: int) -> int:
+        return round(links.flight(src, dst) * TICKS)
+
     edges: list[list[Edge]] = [[] for _ in steps]
     for first, then, ahead, src, dst in pairs:
-        edges[first].append((then, ahead, round(links.flight(src, dst) * TICKS)))
+        edges[first].append((then, ahead, flight(src, dst)))
     for first, then, ahead in by_programs(steps):
         edges[first].append((then, ahead, 0))
     table = Ports(links, torus)
@@ -98,21 +103,19 @@ def build_graph(
         tuple(map(tuple, edges)),
         shared,
         tuple(table.ports),
-        tuple(tuple(_lands(block, step, links)) for block, step in steps),
+        tuple(tuple(_lands(block, step, flight)) for block, step in steps),
         plan.nranks // torus.representatives if torus is not None else 1,
     )
 
 
-def _lands(block: Block, step: Step, links: Links) -> Iterator[tuple[int, int]]:
+def _lands(
+    block: Block, step: Step, flight: Callable[[int, int], int]
+) -> Iterator[tuple[int, int]]:
     """The ranks that cannot return before a step has ended, with the flight of the news.
 
     That is the rank that runs it, those whose memory gets its data, and those whose INPUT or
     OUTPUT it reads.
     """
-
-    def flight(src: int, dst: int) -> int:
-        return round(links.flight(src, dst) * TICKS)
-
     far = max((flight(src.rank, block.rank) for src in step.srcs), default=0)
     yield block.rank, far
     for dst in step.dsts:
