@@ -13,7 +13,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.model.fastest import plan_for
 from ringcoll.model.links import Links, Wire, equal_nodes
 from ringcoll.model.machine import node_figures
-from ringcoll.model.predict import Clock, predict
+from ringcoll.model.predict import Clock
 from ringcoll.model.scale import Growth, Span, winners
 from ringcoll.topology.presets import preset
 
@@ -42,11 +42,11 @@ def links(per_node, network=NETWORK, alpha=1e-6, latency=1e-6):
     return of
 
 
-def whole(collective, algorithm, nodes, per_node, nbytes, links, slices=1):
-    """Every rank folded."""
+def whole(collective, algorithm, nodes, per_node, links):
+    """A clock that folds every rank."""
     given = {"nodes": (per_node,) * nodes} if "nodes" in options(collective, algorithm) else {}
     plan = build(collective, algorithm, nodes * per_node, **given)
-    return predict(plan, nbytes, links(nodes), slices=slices, symmetry=False).seconds
+    return Clock(plan, links(nodes), symmetry=False)
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), GROWING)
@@ -56,8 +56,9 @@ def test_what_is_left_out_is_what_the_whole_fold_says(collective, algorithm):
         network = Wire(10 ** rng.uniform(9, 11), rng.choice((0.0, 1e-5)), 10 ** rng.uniform(-6, -4))
         wires = links(per_node, network)
         growth = Growth(collective, algorithm, per_node, wires)
+        clock = whole(collective, algorithm, nodes, per_node, wires)
         for nbytes in (3 << 10, 100 << 20):
-            wanted = whole(collective, algorithm, nodes, per_node, nbytes, wires)
+            wanted = clock.predict(nbytes).seconds
             assert growth.seconds(nodes, nbytes) == pytest.approx(wanted, rel=1e-9)
         assert nodes < 64 or min(growth._clocks) < 64
 
@@ -65,8 +66,9 @@ def test_what_is_left_out_is_what_the_whole_fold_says(collective, algorithm):
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "tree"])
 def test_many_slices_are_a_multiplication(algorithm):
     growth = Growth("all_reduce", algorithm, 2, links(2))
+    clock = whole("all_reduce", algorithm, 4, 2, links(2))
     for slices in (17, 40):
-        wanted = whole("all_reduce", algorithm, 4, 2, 16 << 20, links(2), slices)
+        wanted = clock.predict(16 << 20, slices).seconds
         assert growth.seconds(4, 16 << 20, slices) == pytest.approx(wanted, rel=1e-9)
 
 
