@@ -163,7 +163,12 @@ class ReduceOp:
     @property
     def finishes(self) -> bool:
         """Whether :meth:`finish` changes the combined value, which all ranks must be in."""
-        return self.name == "avg"
+        return self.name in _FINISHED
+
+    @property
+    def of_a_part(self) -> str:
+        """What to do instead where a result is of a part of the ranks, if this op finishes."""
+        return _FINISHED[self.name]
 
     def factor(self, dtype: DType) -> Array:
         """premul_sum's factor on this rank in the accumulator type, of no dimension.
@@ -237,6 +242,8 @@ _LEGAL: Mapping[str, tuple[Category, ...]] = {
     "lor": ("bool", "int", "float"),
     "premul_sum": ("int", "float", "complex"),
 }
+# Operators that finish, and how to have the same of a part of the ranks.
+_FINISHED: Mapping[str, str] = {"avg": "pass op='sum' and divide by the number of ranks before"}
 # numpy's minimum and maximum propagate NaN. land and lor see 0 and 1 only: min and max of them.
 _UFUNCS: Mapping[str, np.ufunc] = {
     "sum": np.add,

@@ -159,8 +159,8 @@ def _scan(
     call = _all_reduce(name, rank, nranks, sendbuf, recvbuf, op, root)
     if call.op is not None and call.op.finishes:
         raise ArgumentError(
-            f"{name} on rank {rank}: op={op!r} has no meaning for a part of the ranks; pass "
-            f"op='sum' and divide by the number of ranks before"
+            f"{name} on rank {rank}: op={op!r} has no meaning for a part of the ranks; "
+            f"{call.op.of_a_part}"
         )
     if name == "exscan" and rank == 0:  # there is no rank before it: recvbuf stays as it is
         return replace(call, recv=None, in_place=False)

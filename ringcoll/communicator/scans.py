@@ -41,7 +41,8 @@ class Scans(Calling):
             sendbuf: the contribution; contiguous, one size and dtype on all ranks.
             recvbuf: what ranks 0 to ``rank`` contributed, combined, of the same size; None: it
                 replaces ``sendbuf``.
-            op: an operator's name but "avg", or :func:`ringcoll.premul_sum`; the same on all ranks.
+            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks. One that
+                finishes the result of all ranks, such as "avg", is refused.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
         Raises:
@@ -87,7 +88,8 @@ class Scans(Calling):
             sendbuf: the contribution; contiguous, one size and dtype on all ranks.
             recvbuf: what ranks 0 to ``rank`` - 1 contributed, combined, of the same size; None: it
                 replaces ``sendbuf``.
-            op: an operator's name but "avg", or :func:`ringcoll.premul_sum`; the same on all ranks.
+            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks. One that
+                finishes the result of all ranks, such as "avg", is refused.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
         Raises:

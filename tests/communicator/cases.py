@@ -251,7 +251,8 @@ def scalars(dtype_name: str, nranks: int, seed: int) -> tuple[complex, ...]:
 def operators(dtype_name: str, collective: str = "all_reduce") -> list[str]:
     """The names of the operators that make sense on a dtype, premul_sum among them."""
     category = dtype_of(dtype_name).category
-    names = [name for name in (*OPS, "premul_sum") if name != "avg" or collective not in SCANS]
+    whole = [name for name in OPS if not (OPS[name].finishes and collective in SCANS)]
+    names = [*whole, "premul_sum"]
     if category == "bool":
         return [name for name in names if name not in ("avg", "premul_sum")]
     if category == "complex":

@@ -54,7 +54,7 @@ def legal(row):
         return False
     if op and op != "none" and "dtype" in row and op not in OPERATORS[row["dtype"]]:
         return False
-    if op == "avg" and collective in SCANS:
+    if op in OPS and OPS[op].finishes and collective in SCANS:
         return False
     # all_to_all is in place on every rank or on none.
     return not (collective == "all_to_all" and row.get("in_place") == "some")
