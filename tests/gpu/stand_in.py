@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
+import os
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ class CUDARuntimeError(RuntimeError):
 
 OUT_OF_MEMORY, INVALID_VALUE, ALREADY_ENABLED = 2, 1, 704
 ALIGNMENT = 2 << 20
+MAP_FIXED = 0x10
 
 
 def pages(nbytes: int) -> ctypes.c_char:
@@ -47,6 +50,31 @@ def pages(nbytes: int) -> ctypes.c_char:
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     return ctypes.c_char.from_buffer(memory)
+
+
+@functools.cache
+def _uncleared() -> int:
+    """A file of 0xAB, of which mappings have copies; it grows with the largest."""
+    return os.memfd_create("uncleared")
+
+
+def uncleared(nbytes: int) -> ctypes.c_char:
+    """Memory as CUDA gives it, full of what was there before: a page costs when it is written."""
+    file, step = _uncleared(), 1 << 20
+    for at in range(os.fstat(file).st_size, nbytes, step):
+        os.pwrite(file, b"\xab" * step, at)
+    return ctypes.c_char.from_buffer(mmap.mmap(file, nbytes, mmap.MAP_PRIVATE))
+
+
+def clear(address: int, nbytes: int) -> None:
+    """Fill whole pages with 0: others take their place, each of which costs when it is written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+    place, length = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+    function = ctypes.CDLL(None).mmap
+    function.restype = ctypes.c_void_p
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    if function(place, length, access, flags, -1, ctypes.c_long(0)) != address:
+        raise MemoryError(f"{nbytes} bytes")
 
 
 @dataclass
@@ -118,9 +146,8 @@ class Runtime:
         with self._lock:
             if nbytes > self.memGetInfo()[0]:
                 raise CUDARuntimeError(OUT_OF_MEMORY)
-            buffer = pages(nbytes + ALIGNMENT)
+            buffer = uncleared(nbytes + ALIGNMENT)
             address = -(-ctypes.addressof(buffer) // ALIGNMENT) * ALIGNMENT
-            ctypes.memset(address, 0xAB, nbytes)  # CUDA clears nothing
             self.memory[address] = (buffer, nbytes, self.getDevice())
             return address
 
@@ -139,7 +166,11 @@ class Runtime:
         self.memset(pointer, value, nbytes)
 
     def memset(self, pointer, value, nbytes):
-        ctypes.memset(pointer, value, nbytes)
+        _, whole, _ = self.memory.get(pointer, (None, 0, 0))
+        if value == 0 and 0 < nbytes == whole and nbytes % mmap.PAGESIZE == 0:
+            clear(pointer, nbytes)
+        else:
+            ctypes.memset(pointer, value, nbytes)
 
     def memcpy(self, target, source, nbytes, _kind):
         lost = (self._home(source), self._home(target)) in self.lying
