@@ -151,7 +151,7 @@ def test_a_capture_of_a_stream_of_former_calls_is_no_matter(healthy):
     ],
 )
 def test_deaths_are_noticed_and_survivors_go_on(nodes, names, scenario, deaths):
-    outcome = nodes("gpu_faults", names, scenario, deaths=True)
+    outcome = nodes("gpu_faults", names, scenario, deaths=True, plain=True)
     lost = len(deaths)
     codes = [128 - code if code < 0 else code for code in outcome.statuses]
     assert codes == [0] * (len(codes) - lost) + [137] * lost
