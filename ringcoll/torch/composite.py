@@ -79,7 +79,11 @@ class ProcessGroupComposite(ProcessGroupRingcoll):
             self._gpus_decided = True  # barriers have no GPU ranks to open
         kind = dist.ProcessGroup.BackendType
         kind = kind.GLOO if device == "cpu" else kind.NCCL
-        self._register_backend(torch.device(device), kind, self._other)
+        # A backend of torch's lacks the names of most calls, which a group has.
+        self._others = dist.ProcessGroup(self._store, rank, size)
+        self._others._set_default_backend(kind)
+        for group in (self._others, self):
+            group._register_backend(torch.device(device), kind, self._other)
 
     def _get_backend(self, device: Any) -> Any:
         return self._other if device.type == self._other_device else super()._get_backend(device)
@@ -134,7 +138,7 @@ def _dispatched(name: str) -> Callable[..., Any]:
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
         tensor = _first((*arguments, *named.values()))
         if tensor is not None and tensor.device.type == self._other_device:
-            return getattr(self._other, name)(*arguments, **named)
+            return getattr(self._others, name)(*arguments, **named)
         return own(self, *arguments, **named)
 
     method.__name__, method.__doc__ = name, own.__doc__

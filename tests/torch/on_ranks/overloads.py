@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch._C._distributed_c10d import AllgatherOptions
 
 import ringcoll
@@ -103,6 +104,36 @@ def beside_gloo(rank, n):
     work.wait()
     assert x.tolist() == [(rank + 1) % n] * 2
     group.barrier(MINUTE).wait()
+    dist.destroy_process_group(group)
+
+
+def every_collective_beside_gloo(rank, n):
+    """Gloo itself lacks the names of most of them, which its group has."""
+    group = dist.new_group(backend="cuda:ringcoll,cpu:gloo")
+    x, total, whole = _of(rank, n), float(sum(range(n))), torch.zeros(n * n)
+    dist.all_gather_into_tensor(whole, x, group=group)
+    assert whole.tolist() == [float(k) for k in range(n) for _ in range(n)]
+    one = torch.zeros(1)
+    dist.reduce_scatter_tensor(one, x, group=group)
+    assert one.tolist() == [total]
+    out = torch.zeros(n)
+    dist.all_to_all_single(out, x, group=group)
+    assert out.tolist() == [*map(float, range(n))]
+    assert functional.all_gather_tensor(x, 0, group).tolist() == whole.tolist()
+    assert functional.reduce_scatter_tensor(x, "sum", 0, group).tolist() == [total]
+    assert functional.all_reduce(x, "sum", group).tolist() == [total] * n
+    parts = [torch.zeros(n) for _ in range(n)]
+    dist.all_gather(parts, x, group=group)
+    assert parts[2].tolist() == [2.0] * n
+    dist.reduce_scatter(one, list(x.split(1)), op=dist.ReduceOp.MAX, group=group)
+    assert one.tolist() == [n - 1.0]
+    dist.scatter(one, list(torch.arange(float(n)).split(1)) * (rank == 0), group=group)
+    assert one.tolist() == [float(rank)]
+    dist.gather(one, list(out.split(1)) if rank == 0 else None, group=group)
+    dist.broadcast(x, 1, group=group)
+    assert x.tolist() == [1.0] * n
+    dist.reduce(x, 0, group=group)
+    assert rank != 0 or x.tolist() == [float(n)] * n
     dist.destroy_process_group(group)
 
 
