@@ -13,18 +13,17 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.launch import IN_BAND, PROTOCOLS, Launch
+from ringcoll.launch import IN_BAND, PROTOCOLS, Launch, Protocol
 from ringcoll.tuner import measured
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     DIRECT_BYTES,
     HOP_BYTES,
-    LL128_BYTES,
     LL_ALONE_BYTES,
     LL_BLOCKS,
-    LL_BYTES,
     LL_WORKERS,
+    PROTOCOL_SIZES,
 )
 from ringcoll.tuner.predicted import faster_along_rings
 from ringcoll.tuner.simple import (
@@ -121,14 +120,19 @@ def protocol_of(call: Call, machine: GpuRanks, limits: Limits) -> tuple[str, tup
         return "Simple", ()
     if limits.protocol:
         return limits.protocol, ()
-    thresholds = {"LL": LL_ALONE_BYTES}
-    if machine.nvlink and call.dtype.itemsize <= PROTOCOLS["LL128"].most_itemsize:
-        thresholds = {"LL": LL_BYTES, "LL128": LL128_BYTES}
-    for protocol, threshold in thresholds.items():
+    legal = [each for each in PROTOCOL_SIZES if _is_legal(PROTOCOLS[each], call, machine)]
+    for protocol in legal:
+        threshold = LL_ALONE_BYTES if legal == ["LL"] else PROTOCOL_SIZES[protocol].up_to
         if call.nbytes <= threshold.of(name):
             why = f"{protocol} up to {threshold.of(name)} bytes: measured on {threshold.source}"
             return protocol, (why,)
     return "Simple", ()
+
+
+def _is_legal(protocol: Protocol, call: Call, machine: GpuRanks) -> bool:
+    """Whether a protocol's lines stay whole on this machine and carry elements of the call."""
+    whole = machine.nvlink or not protocol.nvlink
+    return whole and call.dtype.itemsize <= protocol.most_itemsize
 
 
 def _ll_algorithm(call: Call, nranks: int, limits: Limits, protocol: str) -> str:

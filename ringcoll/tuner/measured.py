@@ -81,6 +81,25 @@ LL_ALONE_BYTES = Measured(
 )
 """Bytes up to which LL is chosen where LL128 is not legal."""
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BySize:
+    """When size chooses a protocol: in calls of ``up_to`` bytes that none before it takes.
+
+    ``samples``: sizes of calls that it takes of any collective, one for each kernel that size
+    decides; kernels are compiled ahead for these.
+    """
+
+    up_to: Measured[int]
+    samples: tuple[int, ...]
+
+
+PROTOCOL_SIZES = {
+    "LL": BySize(LL_BYTES, (4 << 10,)),
+    "LL128": BySize(LL128_BYTES, (256 << 10, 1 << 20)),  # in one hop and in two
+}
+"""The protocols that size chooses, in the order of their sizes; larger calls are Simple's."""
+
 DIRECT_BYTES = {
     "LL": Measured(
         ANY_BYTES, SWITCH, "as with LL128", {"broadcast": 128 << 10, "reduce": 384 << 10}

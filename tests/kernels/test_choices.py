@@ -22,6 +22,7 @@ from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
+from ringcoll.tuner.measured import PROTOCOL_SIZES
 from ringcoll.tuner.simple import copied_blocks, crosses
 from tests.kernels.chosen import chosen
 
@@ -61,6 +62,15 @@ def test_lines_grow_wider_and_then_end(name):
     assert list(dict.fromkeys(protocols)) == ["LL", "LL128", "Simple"]
     without = [choice(name, 1 << k, nvlink=False).launch.protocol for k in range(8, 27)]
     assert list(dict.fromkeys(without)) == ["LL", "Simple"]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "barrier"])
+def test_kernels_are_compiled_ahead_for_sizes_of_every_protocol(name):
+    samples = {protocol: by.samples for protocol, by in PROTOCOL_SIZES.items()}
+    assert all(samples.values())
+    samples["Simple"] = (16 << 20, 64 << 20)
+    for protocol, nbytes in ((p, size) for p, sizes in samples.items() for size in sizes):
+        assert choice(name, nbytes).launch.protocol == protocol, nbytes
 
 
 def test_wide_lines_want_nvlink():

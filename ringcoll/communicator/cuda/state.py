@@ -41,13 +41,19 @@ from ringcoll.transports.scratch import Transport, allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.kept_gpu import with_count
-from ringcoll.tuner.measured import ANY_BYTES, COPIED_BYTES, LEAST_LARGE, MESSAGE_COPY_BYTES
+from ringcoll.tuner.measured import (
+    ANY_BYTES,
+    COPIED_BYTES,
+    LEAST_LARGE,
+    MESSAGE_COPY_BYTES,
+    PROTOCOL_SIZES,
+)
 from ringcoll.tuner.simple import is_large
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of
 
-_SIZES = 4 << 10, 1 << 20, 16 << 20
-"""Bytes of calls by LL, LL128 and Simple. Larger calls of a kind often follow a small one, and
+_SIZES = (*(by.samples[-1] for by in PROTOCOL_SIZES.values()), 16 << 20)  # Simple
+"""Bytes of a call by each protocol. Larger calls of a kind often follow a small one, and
 NVRTC compiles a kernel of Simple in 0.5 to 0.9 s, of LL and LL128 in 0.2 s."""
 
 _log = log.logger()

@@ -1,7 +1,7 @@
 """The kernels that most programs need: what ``ringcoll kernels ARCH`` compiles and a wheel carries.
 
-A text depends on collective, algorithm, protocol, element type, operator and the rank's part, never
-on a size: four sizes stand for all on GPUs that NVLink joins. Copies depend on the width of
+A text depends on collective, algorithm, protocol, element type, operator and the rank's part,
+and hardly on a size: a few sizes of each protocol stand for all. Copies depend on the width of
 elements alone.
 """
 
@@ -23,6 +23,7 @@ from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.executors.cuda_nodes.phases import fold_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.tuner import Limits, choose
+from ringcoll.tuner.measured import PROTOCOL_SIZES
 
 RANKS = (2, 4, 8)
 _FLOATS = ("bfloat16", "float16", "float32")
@@ -34,13 +35,13 @@ _COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("all_gather", "broadcast"), ("uint8",)),  # torch's objects
 )
 """Collectives and the element types that they are compiled for; reductions are sums."""
-_BYTES = (4 << 10, 256 << 10, 1 << 20, 64 << 20)  # LL, LL128 in one hop and in two, Simple
+_BYTES = (*(size for by in PROTOCOL_SIZES.values() for size in by.samples), 64 << 20)  # Simple
 _NO_LIMITS = Limits()
 _TWO_PROGRAMS = (
-    Limits(protocol="Simple", hellos_decide=True),  # of one slice where buffers are staged
-    Limits(hellos_decide=True),
+    (1 << 20, Limits(protocol="Simple", hellos_decide=True)),  # of one slice if staged
+    (64 << 20, Limits(hellos_decide=True)),
 )
-"""Of calls of 1 and of 64 MiB whose buffers are registered automatically."""
+"""Bytes and options of calls whose buffers are registered automatically."""
 
 
 def standard_sources(ranks: Sequence[int] = RANKS) -> list[str]:
@@ -68,17 +69,19 @@ def _folds() -> Iterator[str]:
 
 def _texts(ranks: Sequence[int]) -> Iterator[str]:
     for nranks, (names, dtypes) in product(ranks, _COMMON):
-        for name, dtype, nbytes, in_place in product(names, dtypes, _BYTES, (False, True)):
-            call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
+        for name, dtype, in_place in product(names, dtypes, (False, True)):
             kind = COLLECTIVES[name]
             # Not all ranks know whether peers reach a buffer that some lack.
             shared = frozenset(each for each in ALL_MAPPED if each.name.lower() != kind.uneven)
-            yield from texts_of(call, nranks)
-            yield from texts_of(call, nranks, Limits(mapped=shared))
-            if name == "all_reduce":
-                yield from texts_of(call, nranks, nvlink=False)
-            for limits, size in zip(_TWO_PROGRAMS, _BYTES[2:], strict=True):
-                if nbytes == size and not (kind.prefix or kind.has_root):
+            for nbytes in _BYTES:
+                call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
+                yield from texts_of(call, nranks)
+                yield from texts_of(call, nranks, Limits(mapped=shared))
+                if name == "all_reduce":
+                    yield from texts_of(call, nranks, nvlink=False)
+            if not (kind.prefix or kind.has_root):
+                for nbytes, limits in _TWO_PROGRAMS:
+                    call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
                     yield from texts_of(call, nranks, limits)
 
 
