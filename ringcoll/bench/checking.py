@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -24,17 +25,6 @@ Array = npt.NDArray[Any]
 BLOCK = 1 << 18
 """Elements that one generator makes."""
 
-# Significant bits: whole numbers up to 2 to this power are exact.
-_PRECISION = {
-    "float16": 11,
-    "float32": 24,
-    "float64": 53,
-    "bfloat16": 8,
-    "float8_e4m3fn": 4,
-    "float8_e5m2": 3,
-    "complex64": 24,
-    "complex128": 53,
-}
 _MOST_BITS = 30
 
 
@@ -98,11 +88,16 @@ def _factors(generator: np.random.Generator, dtype: DType, rank: int) -> Array:
     return np.array([1, -1, power, -power]).astype(dtype.numpy)[turns]
 
 
+def _precision(dtype: DType) -> int:
+    """Significant bits of a float or of a complex part: 2 to this power and less are exact."""
+    return int(ml_dtypes.finfo(dtype.numpy).nmant) + 1  # type: ignore[no-untyped-call]
+
+
 def _whole_numbers(
     generator: np.random.Generator, dtype: DType, nranks: int, op: str | None
 ) -> Array:
     """Whole numbers of which ``nranks`` add up exactly, with a factor of 3 for premul_sum."""
-    largest = 1 << min(_PRECISION[dtype.name], _MOST_BITS)
+    largest = 1 << min(_precision(dtype), _MOST_BITS)
     if op not in ("min", "max"):
         largest //= nranks * (3 if op == "premul_sum" else 1)
     largest = max(1, largest)

@@ -36,7 +36,6 @@ _MPI_LEGAL = {
     "complex": frozenset({"sum", "prod"}),
     "bool": frozenset({"land", "lor"}),
 }
-_NO_MPI_TYPE = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 
 def open_peer(name: str, comm: Communicator) -> Library:
@@ -70,7 +69,7 @@ class Mpi(Library):
     def unable(self, case: Case) -> str | None:
         """Types and operators that MPI does not have."""
         section = case.section
-        if section.dtype.name in _NO_MPI_TYPE:
+        if section.dtype.accumulator != section.dtype.numpy:  # short floats, which C lacks
             return f"MPI has no {section.dtype}"
         if section.op is not None and section.op not in _MPI_LEGAL[section.dtype.category]:
             return f"MPI has no {section.op_name} of {section.dtype}"

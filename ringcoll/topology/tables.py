@@ -10,14 +10,11 @@ import re
 LOCAL = 5000.0
 """A link without a limit: inside a device, or between a CPU and what it emulates."""
 
-PCI_SPEEDS = {
-    generation: f"{speed} GT/s PCIe"
-    for generation, speed in enumerate((2.5, 5.0, 8.0, 16.0, 32.0, 64.0), 1)
-}
+# Hundreds of Mb/s of payload a lane, by GT/s, of each generation of PCIe from the first on.
+_PCI_LANES = {2.5: 15, 5.0: 30, 8.0: 60, 16.0: 120, 32.0: 240, 64.0: 480}
+PCI_SPEEDS = {generation: f"{speed} GT/s PCIe" for generation, speed in enumerate(_PCI_LANES, 1)}
 """The speed of a PCIe generation, as in sysfs."""
 
-# Hundreds of Mb/s of payload a lane, by GT/s.
-_PCI_LANES = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 _PCI_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
 _PCI_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 _GEN3 = 60
@@ -91,7 +88,7 @@ def pci_is_known(speed: str, width: int) -> bool:
 
 def _lane(speed: str) -> int | None:
     found = _PCI_SPEED.match(speed)
-    return _PCI_LANES.get(f"{float(found[1]):g}") if found else None
+    return _PCI_LANES.get(float(found[1])) if found else None
 
 
 def between_cpus(arch: str, vendor: str, family: int, model: int) -> float | None:

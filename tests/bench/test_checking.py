@@ -168,3 +168,10 @@ def test_nan_is_wrong_and_a_negative_zero_is_right():
     seen = np.array([np.nan, -0.0], np.float32)
     found = wrong(seen, right, bits=False)
     assert (found.count, found.index, found.seen, found.wanted) == (1, 0, "nan", "0.0")
+
+
+@pytest.mark.parametrize("row", [row for row in DTYPES if row.category in ("float", "complex")])
+def test_whole_numbers_are_exact_up_to_the_precision_of_a_type(row):
+    end = 1 << checking._precision(row)
+    exact = [complex(np.array(n).astype(row.numpy)) == n for n in (end - 1, end, end + 1)]
+    assert exact == [True, True, False]
