@@ -125,6 +125,11 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return "" if near is None else f"; did you mean {near}?"
 
 
+def not_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], remedy: str) -> str:
+    """The words of an array with gaps or in another order; ``remedy`` is what to pass."""
+    return f"of shape {shape} with strides {strides} is not contiguous in C order; pass {remedy}"
+
+
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The name that is most like a word; None where none is as near as ``cutoff``, of 0 to 1."""
     from difflib import get_close_matches  # not at every rank's start: errors are rare

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.dtypes import dtype_of
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, not_contiguous
 from ringcoll.views import DeviceView
 
 Array = npt.NDArray[Any]
@@ -35,10 +35,8 @@ def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
         way = "its transpose .T" if flags.f_contiguous else f"np.ascontiguousarray({argument})"
         if writable and not flags.f_contiguous:
             way += ", a copy, and take the result from there"
-        raise ArgumentError(
-            f"{where}: {argument} of shape {array.shape} with strides {array.strides} is not "
-            f"contiguous in C order; pass {way}"
-        )
+        told = not_contiguous(array.shape, array.strides, way)
+        raise ArgumentError(f"{where}: {argument} {told}")
     if writable and not flags.writeable:
         raise ArgumentError(
             f"{where}: {argument} is read-only and would be written; pass a writable array, such "

@@ -14,7 +14,7 @@ import numpy as np
 
 from ringcoll.cuda.device import runtime
 from ringcoll.dtypes import DTYPES, DType, dtype_of
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, not_contiguous
 
 _ROWS: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}
 
@@ -54,9 +54,7 @@ def row_of(kind: object) -> DType:
 
 def strided(shape: tuple[int, ...], strides: tuple[int, ...], remedy: str) -> ArgumentError:
     """The error for an array with gaps or in another order; ``remedy`` is what to pass."""
-    return ArgumentError(
-        f"of shape {shape} with strides {strides} is not C-contiguous; pass {remedy}"
-    )
+    return ArgumentError(not_contiguous(shape, strides, remedy))
 
 
 def on_host(kind: str, remedy: str) -> ArgumentError:

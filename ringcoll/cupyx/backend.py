@@ -344,6 +344,4 @@ def _first(array: Any, count: Any, argument: str, wanted: str = "count asks for"
         return memory
     if not 0 <= count <= memory.size:
         raise ArgumentError(f"{argument} has {memory.size} elements, and {wanted} {count}")
-    if not memory.flags.c_contiguous:
-        raise ArgumentError(f"{argument} is contiguous neither in C nor in Fortran order")
-    return memory.reshape(-1)[:count]
+    return memory.reshape(-1)[:count] if memory.flags.c_contiguous else memory  # a call refuses it

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.errors import ArgumentTypeError, MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.host.pages import whole_pages
 from ringcoll.host.shm import private
@@ -76,8 +76,6 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
         False between processes, which reach only arrays of :meth:`empty`.
         """
         fabric = self._usable("register")
-        if not array.flags.c_contiguous:
-            raise ArgumentError("register: the array must be C-contiguous")
 
         def expose() -> Sequence[memoryview] | None:
             return fabric.expose(array.reshape(-1).view(np.uint8).data, what="register")

@@ -143,7 +143,11 @@ def test_point_to_point():
         (lambda b, x: b.all_to_all(x, x), ArgumentError, "wanted (1, ...)"),
         (lambda b, x: b.scatter(x[0], x, 0), ArgumentError, "scatter on rank 0: in_array"),
         (lambda b, x: b.all_gather(x, x, 7), ArgumentError, "has 6 elements, and count asks for 7"),
-        (lambda b, x: b.all_gather(x[:, ::2], x, 1), ArgumentError, "in_array is contiguous neith"),
+        (
+            lambda b, x: b.all_gather(x[:, ::2], x, 1),
+            ArgumentError,
+            "in_array of shape (2, 2) with",
+        ),
         (lambda b, x: b.all_reduce(x, x, "sum", 3), ArgumentError, "CPU ranks have no streams"),
         (lambda b, x: b.broadcast([1]), ArgumentTypeError, "in_out_array is a list"),
         (lambda b, x: b.all_reduce(x, x[0]), ArgumentError, "out_array has 3 elements, and in_ar"),
