@@ -241,7 +241,7 @@ class CallCache:
 
     def _renew(self, checked: CheckedCall) -> None:
         """Make its preparations the newest: else calls that are prepared like it would evict it."""
-        for kind in checked.prepared:
+        for kind in [*checked.prepared]:  # a signal handler's call may evict some
             if self._prepared.pop((checked, kind), checked) is None:
                 self._prepared[checked, kind] = None
 

@@ -3,7 +3,8 @@
 An interpreter, numpy and the package take longer to start than most programs of tests run. One
 process for each test process and set of modules has loaded them, see ``server.py``, and forks.
 Ranks that are forks differ from others in this: their addresses, and the order of their sets of
-strings, are the same on all ranks. So each kind of program has plain starts beside these.
+strings, are the same on all ranks, and cores, limits, umask and the like are those of the process
+that forks, not of who starts them. So each kind of program has plain starts beside these.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ RANKS = (
 """What ranks import, most of it when they begin."""
 
 PROXY = str(Path(__file__).with_name("proxy.py"))
+ROOM = "-" * 8192
+"""For the words of forks, by which tests find what has outlived them."""
 SERVER = "from tests.forks.server import main; main()"
 
 
@@ -61,7 +64,7 @@ def _address(modules: tuple[str, ...]) -> str:
         listener.listen(64)
         paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", SERVER, str(listener.fileno()), *modules],
+            [sys.executable, "-W", "error", "-c", SERVER, str(listener.fileno()), ROOM, *modules],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, dict.fromkeys(paths))),

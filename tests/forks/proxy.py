@@ -22,7 +22,8 @@ def inherited() -> list[int]:
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - pathlib takes as long as all the rest
         number = int(name)
-        if number < 3 or (os.path.exists(f"/proc/self/fd/{name}") and os.get_inheritable(number)):  # noqa: PTH110
+        there = os.path.exists(f"/proc/self/fd/{name}")  # noqa: PTH110 - the listing's own is gone
+        if there and (number < 3 or os.get_inheritable(number)):
             found.append(number)
     return found
 

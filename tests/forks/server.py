@@ -1,4 +1,4 @@
-"""Forks programs whose imports it has made: the words are a descriptor and the modules.
+"""Forks programs whose imports it has made: the words are a descriptor, room, and the modules.
 
 It listens at the descriptor for proxies, see ``proxy.py``, has one thread, holds nothing of
 ringcoll but its modules, and ends with its standard input. A child has the descriptors, the
@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -110,11 +111,13 @@ class Server:
 
     def _fork(self) -> Request | None:
         link, _ = self._listener.accept()
+        link.settimeout(10)  # one that is stopped holds up nobody for long
         try:
             request = received(link)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):
             link.close()  # killed in the middle
             return None
+        link.settimeout(None)
         pid = os.fork()
         if not pid:
             for held in (self._listener, link, *self._children.values()):
@@ -154,6 +157,17 @@ def become(request: Request) -> None:
         numpy.random.seed()
 
 
+def show(words: list[str]) -> None:
+    """Let the process and those that it forks be found by these words, as if it had been started.
+
+    The words of this process give the room; a program's last ones are cut where that is too little.
+    """
+    fields = Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    shown = b"\0".join(map(os.fsencode, [sys.executable, *words]))[: end - start - 1]
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
 def run(words: list[str]) -> None:
     """``-W error`` and a file or ``-c`` with a program, or ``-m ringcoll``; and their words."""
     if words[:2] == ["-m", "ringcoll"]:
@@ -168,10 +182,10 @@ def run(words: list[str]) -> None:
     del namespace["main"]
     if name == "-c":
         sys.argv, sys.path[0] = ["-c", *words[1:]], ""
-        program = compile(words[0], "<string>", "exec")
+        program = compile(words[0], "<string>", "exec", dont_inherit=True)
     else:
         sys.argv, sys.path[0] = [name, *words], str(Path(name).resolve().parent)
-        program = compile(Path(name).read_bytes(), name, "exec")
+        program = compile(Path(name).read_bytes(), name, "exec", dont_inherit=True)
         namespace["__file__"] = name
     exec(program, namespace)  # noqa: S102
 
@@ -188,13 +202,16 @@ def load(modules: list[str]) -> None:
 
 
 def main() -> None:
-    load(sys.argv[2:])
+    load(sys.argv[3:])
     tasks = len([*Path("/proc/self/task").iterdir()])
     if tasks > 1:
         raise RuntimeError(f"{tasks} threads: a child would have one of them")
     with socket.socket(fileno=int(sys.argv[1])) as listener:
+        path = Path(listener.getsockname())
         request = Server(listener).serve()
         if request is None:
+            shutil.rmtree(path.parent, ignore_errors=True)
             os._exit(0)
     become(request)
+    show(request.words)
     run(request.words)

@@ -1,5 +1,6 @@
 """A program that is forked is, to whoever starts it, the one that an interpreter would run."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ def run(text, *args, **how):
         ("import sys; sys.exit('in words')", 1, "in words\n"),
         ("raise ValueError('no such file')", 1, "ValueError: no such file\n"),
         ("import os; os._exit(3)", 3, ""),
+        ("def f(x: y): pass", 1, "NameError: name 'y' is not defined\n"),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
         ("import os; os.kill(os.getpid(), 15)", -15, ""),
         ("import os; os.kill(os.getpid(), 2)", -2, "KeyboardInterrupt\n"),
@@ -178,3 +180,20 @@ def test_other_words_are_started_as_they_say():
         ["sh", "-W", "error"],
     ):
         assert forked(argv) == argv
+
+
+def test_what_outlives_it_is_found_by_its_words(tmp_path):
+    """As the fixture does that lets no test leave a process behind."""
+    text = "import os, time\nif not os.fork():\n    os.closerange(0, 3)\n    time.sleep(60)"
+    assert run(text, str(tmp_path)).returncode == 0
+    (left,) = pids(str(tmp_path))
+    os.kill(left, signal.SIGKILL)
+
+
+def pids(word):
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if word.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
