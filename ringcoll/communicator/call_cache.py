@@ -10,7 +10,7 @@ address at every call: nothing is known of an old one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -69,16 +69,21 @@ class CheckedCall:
     def __post_init__(self) -> None:
         self.alone = self.input[:2] == self.output[:2] == (0, 0)
 
+    def count_of(self, first: int, second: int) -> int:
+        """The count of a call on arguments of so many bytes; 0 unless its count alone differs."""
+        count, (one, other) = self.count, self.nbytes
+        if one % count or other % count:
+            return 0
+        # Bytes of each argument for one element of the count; the call has one argument at least.
+        one, other = one // count, other // count
+        now = first // one if one else second // (other or 1)
+        return now if first == one * now and second == other * now else 0
+
     def recounted(self, first: Extent, second: Extent) -> CheckedCall | None:
         """The call on arguments that lie there; None unless its count alone differs."""
         call, sent, received = self.call, self.input, self.output
-        count, (one, other) = self.count, self.nbytes
-        if one % count or other % count:
-            return None
-        # Bytes of each argument for one element of the count; the call has one argument at least.
-        one, other = one // count, other // count
-        now = first[1] // one if one else second[1] // (other or 1)
-        if not now or first[1] != one * now or second[1] != other * now:
+        count, now = self.count, self.count_of(first[1], second[1])
+        if not now:
             return None
         new = sent.scaled(count, now)
         parts = new, new if sent == received else received.scaled(count, now)
@@ -137,8 +142,13 @@ class CallCache:
                 return None
             key, shape = (key, 0), (shape, 0)
         likes = self._shapes.get(shape)
-        checked = None if likes is None else likes[0].recounted(first, second)
-        if likes is None or checked is None:
+        if likes is None:
+            return None
+        found = self._recounted(likes, first, second)
+        if found is not None:
+            return found
+        checked = likes[0].recounted(first, second)
+        if checked is None:
             return None
         state, call, config = self._state, checked.call, checked.config
         at, input_, output = (first[0], second[0], 0), checked.input, checked.output
@@ -164,6 +174,23 @@ class CallCache:
                 self._renew(used)
             self._keep(checked, kind, prepared, key)
         return prepared, given
+
+    def _recounted(
+        self, likes: Sequence[CheckedCall], first: Extent, second: Extent
+    ) -> tuple[Any, Given] | None:
+        """A call whose count has not come before, which is not kept; None: it is to be."""
+        for like in likes:
+            before = like.any_class
+            count = 0 if before is None else like.count_of(first[1], second[1])
+            prepared = self._state.recount(before, count) if count else None
+            if prepared is not None:
+                at, input_, output = (first[0], second[0], 0), like.input, like.output
+                start, end = at[input_.argument], at[output.argument]
+                if input_.offset or output.offset:
+                    start += input_.offset // like.count * count
+                    end += output.offset // like.count * count
+                return prepared, (start, end, 0, 0)
+        return None
 
     def add(
         self,

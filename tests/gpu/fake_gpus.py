@@ -164,6 +164,9 @@ class Launch:
         self.gpus, self.function, self.text = gpus, function, gpus.texts[function]
         self.blocks, self.ranks, self.parameter = blocks, ranks, parameter
 
+    def use_grid(self, blocks: int, _threads: int) -> None:
+        self.blocks = blocks
+
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
         self.parameter.fill(addresses)
         packed = self.parameter.words.tobytes()

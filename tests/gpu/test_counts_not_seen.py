@@ -22,6 +22,7 @@ from tests.gpu.ranks import close
 
 pytest.importorskip("cupy")
 
+from tests.gpu import fake_gpus
 from tests.gpu.fake_gpus import fake
 
 NUMBER = 7
@@ -37,6 +38,7 @@ def ranks(request, monkeypatch):
     monkeypatch.setattr(loading, "cores", lambda: 4)
     monkeypatch.setattr("ringcoll.executors.cuda.device_group.joined_by_nvlink", lambda *_: True)
     made: list[Any] = ringcoll.init_all([*range(request.param)], device="cuda", timeout=20)
+    monkeypatch.setattr(fake_gpus.Launch, "launch", fill)
     for comm in made:
         monkeypatch.setattr(comm._state.cuda.shared_state, "numbers", itertools.repeat(NUMBER))
         monkeypatch.setattr(comm._state.cuda, "run", lambda *_: None)
@@ -51,14 +53,27 @@ def gpus_text(gpus: Any, text: str) -> int:
     return gpus.texts.index(text)
 
 
+def fill(launch: fake_gpus.Launch, _stream: int, addresses: tuple[int, ...] = ()) -> None:
+    """Write the addresses, and launch nothing."""
+    launch.parameter.fill(addresses)
+
+
 class Watched:
-    """What a rank has prepared, and how often like a call of another count."""
+    """What a rank has prepared, and how often like a call of another count.
+
+    ``once``: without a launch of its own.
+    """
 
     def __init__(self, comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.last: Any = None
-        self.likes = self.prepared = 0
+        self.once = self.likes = self.prepared = 0
         cuda = comm._state.cuda
-        like, prepare = cuda.prepare_like, cuda.prepare
+        recount, like, prepare = cuda.recount, cuda.prepare_like, cuda.prepare
+
+        def noting_once(before, count):
+            found = recount(before, count)
+            self.last, self.once = found or self.last, self.once + (found is not None)
+            return found
 
         def noting_like(before, call):
             found = like(before, call)
@@ -69,29 +84,32 @@ class Watched:
             self.last, self.prepared = prepare(*how), self.prepared + 1
             return self.last
 
+        monkeypatch.setattr(cuda, "recount", noting_once)
         monkeypatch.setattr(cuda, "prepare_like", noting_like)
         monkeypatch.setattr(cuda, "prepare", noting)
 
 
 def facts(prepared: Any, gpus: Any) -> tuple[object, ...]:
     """All that a launch consists of, and what hosts and peers compare."""
-    launch, choice = prepared.launchable, prepared.choice
-    launch.parameter.fill((1 << 20, 2 << 20, 3 << 48, 4 << 48))
-    call = prepared.call
+    choice, call = prepared.choice, prepared.call
+    launch = getattr(prepared, "recounter", None) or prepared
+    words = []
+    for first in (1, 5):  # a word that holds an address differs
+        prepared.launchable.launch(0, (first << 20, 2 * first << 20, 3 << 48, 4 << 48))
+        words.append(launch.launchable.parameter.words.tobytes())
     return (
-        launch.text,
-        launch.blocks,
-        launch.ranks,
+        launch.launchable.text,
+        launch.launchable.blocks,
+        launch.launchable.ranks,
         choice.grid,
-        launch.parameter.words.tobytes(),
-        launch.parameter.address_words,
+        *words,
         prepared.signature_text,
         prepared.signature,
         prepared.timeout,
         choice,
         choice.why,
         (call.collective, call.count, call.nbytes, call.dtype, call.op, call.root, call.in_place),
-        (call.tag, prepared.at.rank, prepared.at.launch, prepared.any_class),
+        (call.tag, prepared.number, prepared.slot, prepared.large, prepared.total),
     )
 
 
@@ -176,23 +194,27 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
         about = int(2 ** chance.uniform(0, 21))
         for _ in range(25):
             count = chance.choice([about + chance.randrange(40), 1 + chance.randrange(2 * about)])
-            try:
-                before = watched.likes
-                call(count)
-            except ringcoll.Error:
-                break  # what this call never takes
-            if watched.likes == before:
+            found = []
+            for _ in range(2):  # once without a launch of its own, then with one
+                try:
+                    before = watched.once, watched.likes
+                    call(count)
+                except ringcoll.Error:
+                    break  # what this call never takes
+                if (watched.once, watched.likes) != before:
+                    found.append(facts(watched.last, gpus))
+            if not found:
                 continue
-            short = facts(watched.last, gpus)
             kept = engine.calls._shapes.copy()
             engine.calls.clear()
             call(count)
-            assert facts(watched.last, gpus) == short
+            for short in found:
+                assert facts(watched.last, gpus) == short
             engine.calls._shapes.update(kept)
             launch, direct = watched.last.choice.launch, watched.last.choice.direct
             compared.update([launch.protocol, "mapped"] if launch.mapped else [launch.protocol])
             compared.update(["direct"] if direct else [])
-    assert compared.total() > 350
+    assert compared.total() > 350 and watched.once > 150
     assert {"LL", "LL128", "Simple", "mapped", "direct"} <= {*compared}
 
 
@@ -205,10 +227,20 @@ def test_counts_about_a_kept_one_are_not_chosen_again(ranks, monkeypatch, first,
     comm = ranks[0][0]
     for more in range(2):  # of odd counts the last word is not whole
         comm.all_reduce(from_pointer(1 << 32, first + more, "float32", 0))
-    watched = Watched(comm, monkeypatch)
+    watched, kept = Watched(comm, monkeypatch), len(comm._engine.calls)
     for count in counts:
         comm.all_reduce(from_pointer(1 << 32, count, "float32", 0))
-    assert (watched.prepared, watched.likes) == (0, len(counts))
+    assert (watched.prepared, watched.once, watched.likes) == (0, len(counts), 0)
+    assert len(comm._engine.calls) == kept  # most counts never come again
+    again = counts[-400:]
+    for _ in range(2):
+        for count in again:
+            comm.all_reduce(from_pointer(1 << 32, count, "float32", 0))
+    assert (watched.prepared, watched.once, watched.likes) == (0, len(counts), len(again))
+    for count in range(first, first + 16):
+        for _ in range(3):
+            comm.all_reduce(from_pointer(1 << 32, count, "float32", 0))
+    assert watched.prepared == 0
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -224,7 +256,7 @@ def test_a_kernel_that_does_not_run_a_count_is_not_taken_for_it(ranks, monkeypat
         comm.reduce_scatter(from_pointer(1 << 32, 2 * count, "float32", 0), into)
         protocols.append(watched.last.choice.launch.protocol)
     assert protocols == ["LL", "LL128"] * 6
-    assert (watched.prepared, watched.likes) == (4, 8)
+    assert (watched.prepared, watched.once) == (4, 8)
 
 
 @pytest.mark.parametrize("ranks", [2, 4], indirect=True)

@@ -56,8 +56,11 @@ def texts(monkeypatch) -> Texts:
             with found.lock:  # a text is compiled once
                 self.kernel = library(found.all[function])
             self.function = function
-            self.grid = blocks, local, min(threads, 8)  # what there are share the work
-            self.parameter = Parameter(packed, address_words)
+            self.local, self.parameter = local, Parameter(packed, address_words)
+            self.use_grid(blocks, threads)
+
+        def use_grid(self, blocks: int, threads: int) -> None:
+            self.grid = blocks, self.local, min(threads, 8)  # what there are share the work
 
         def launch(self, _stream: int, addresses: tuple[int, ...]) -> None:
             self.parameter.fill(addresses)

@@ -113,6 +113,28 @@ def test_counts_that_have_not_been_seen(comms, protocol):
     together(comms, work)
 
 
+@pytest.mark.parametrize("comms", [[0, 1]], indirect=True, ids=str)
+def test_calls_of_a_group_that_share_a_parameter(comms):
+    """Counts that come once: what one call of a group writes must not reach another's launch."""
+    pools = [Pool(comm) for comm in comms]
+    for more in (0, 1, 4, 8, 2, 3, 5, 7):
+        with ringcoll.group():
+            made = []
+            for comm, pool in zip(comms, pools, strict=True):
+                for slot in range(3):
+                    x, seen = pool.array(slot, 300 + more + 9 * slot, slot)
+                    seen[:] = np.arange(seen.size) + comm.rank
+                    comm.all_reduce(x)
+                    made.append(seen)
+        for comm in comms:
+            comm.synchronize()
+        for seen in made:
+            assert (seen == 2 * np.arange(seen.size) + 1).all()
+    assert {
+        type(each).__name__ for each in comms[0]._state.cuda.async_errors._prepared.values()
+    } == {"CudaCall", "RecountedCall"}
+
+
 @PLACES
 @PROTOCOLS
 def test_calls_of_one_shape_in_a_group_keep_their_arrays_apart(comms, protocol):

@@ -31,6 +31,7 @@ from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
 from ringcoll.executors.cuda.preparing import mapped_buffers
+from ringcoll.executors.cuda.recounted import RecountedCall
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs, shapes_of
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
@@ -182,6 +183,12 @@ class CudaState(RankState):
             decide = _registers(other, config, self, mapped)
             known = frozenset[Buffer]() if decide else mapped
             yield other, replace(limits, mapped=known, hellos_decide=decide)
+
+    def recount(self, before: CudaCall, count: int) -> RecountedCall | None:
+        """A call that differs from a prepared one in its count alone; None: it is to be kept."""
+        if self.closed or self.inherited or self.broken is not None:  # saves a call
+            self.usable()
+        return None if self.debug else self.cuda.recount(before, count)
 
     def prepare_like(self, before: CudaCall, call: Call, _config: Config) -> CudaCall | None:
         """Prepare a call that differs from a prepared one in its count alone; None: this cannot."""

@@ -22,7 +22,7 @@ from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import HostMapped
 from ringcoll.encode import BlockProgram, Program
 from ringcoll.errors import Error, MismatchError, RankLostError
-from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.cuda_call import AnyCudaCall
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LLLayout
@@ -63,20 +63,20 @@ class AsyncErrors:
     ) -> None:
         self._fabric, self._rank = fabric, fabric.rank
         self._report, self._hellos, self._shared_state = report, hellos, shared_state
-        self._prepared: dict[int, CudaCall] = {}  # by slot of its record
+        self._prepared: dict[int, AnyCudaCall] = {}  # by slot of its record
         self._partial = False  # whether calls were made that end before their hellos are compared
         self._mismatch: Report | None = None
         self._left: dict[int, int] = {}  # ranks that had left: the last call that each entered
         self._words: dict[int, int] = {}  # what kernels know of them
         self._found: Error | None = None  # by the watchdog
         self._searched = False  # whether the cause of a relayed failure was waited for
-        self.last: CudaCall | None = None
+        self.last: AnyCudaCall | None = None
         self.pair_timeout = 0.0
 
-    def prepared(self, call: CudaCall) -> None:
+    def prepared(self, call: AnyCudaCall) -> None:
         """Remember a call that may be launched."""
         self._prepared[call.slot] = call
-        self._partial = self._partial or not call.choice.total
+        self._partial = self._partial or not call.total
 
     def check(self) -> None:
         """Raise the error that a kernel has reported."""
@@ -163,7 +163,7 @@ class AsyncErrors:
         after = f"after call {self._left[rank]}, without making {missed}"
         return RankLostError(f"{self._fabric.departure(rank)} {after}")
 
-    def control_mismatch(self, pending: CudaCall | None) -> Error | None:
+    def control_mismatch(self, pending: AnyCudaCall | None) -> Error | None:
         """Find ranks that wait in a control call for this one, which has made another call.
 
         The host numbers calls when it enqueues them, kernels when they run: where both agree, no

@@ -8,6 +8,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.params import Addresses, AddressWords, Body
+from ringcoll.executors.cuda.recounted import RecountedCall, Recounter
 from ringcoll.executors.cuda.recounts import Recounts
 from ringcoll.tuner.choice import Choice, Limits
 
@@ -37,8 +38,18 @@ class CudaCall:
     large: bool = False  # whether its launches are counted: see :mod:`.copy_scratch`
     counts: range | None = None  # for which the same kernel runs; None: not found yet
     recounts: Recounts | None = None  # by LL or LL128, once a call of another count was prepared
+    recounter: Recounter | None = None  # the same, once such a call was to be launched
 
     @property
     def any_class(self) -> bool:
         """Whether the same is prepared for memory of any class: lines go through SCRATCH."""
         return self.choice.launch.in_band or self.call.collective == "barrier"
+
+    @property
+    def total(self) -> bool:
+        """Whether a rank ends only after all have entered."""
+        return self.choice.total
+
+
+AnyCudaCall = CudaCall | RecountedCall
+"""What a GPU rank launches."""

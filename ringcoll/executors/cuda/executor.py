@@ -18,7 +18,7 @@ from ringcoll.cuda.streams import EventPool, ReusedEvent, waiting_ends_capture
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.copy_launch import CopyLaunch
-from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.cuda_call import AnyCudaCall, CudaCall
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.preparing import CudaPreparer
@@ -46,7 +46,7 @@ class CudaExecutor(CudaPreparer):
         memory: PeerMemory,
         transport: Transport = "p2p",
     ) -> None:
-        self.running: CudaCall | None = None
+        self.running: AnyCudaCall | None = None
         self.in_order = True  # whether control calls and collectives have one order
         self._events = EventPool(device.ordinal)
         self._device: Callable[[], int] = runtime().getDevice
@@ -63,7 +63,7 @@ class CudaExecutor(CudaPreparer):
 
     def run(
         self,
-        prepared: CudaCall | LaunchRequest,
+        prepared: AnyCudaCall | LaunchRequest,
         stream: int | None = None,
         addresses: Given | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class CudaExecutor(CudaPreparer):
         elif scratch.in_use:
             scratch.captured = True
 
-    def _publish(self, prepared: CudaCall) -> None:
+    def _publish(self, prepared: AnyCudaCall) -> None:
         """Publish the signature text of this call again if later calls have overwritten it."""
         if self._records[prepared.slot] != prepared.number:
             self.shared_state.record(prepared.number, prepared.call.tagged(prepared.signature_text))
@@ -192,14 +192,14 @@ class CudaExecutor(CudaPreparer):
 
     # -- errors --------------------------------------------------------------------------------
 
-    def compare(self, active: CudaCall) -> None:
+    def compare(self, active: AnyCudaCall) -> None:
         """Does nothing: kernels compare the hellos."""
 
     def compare_last(self) -> None:
         """Raise a reported error, or a mismatch that no kernel has compared."""
         self.async_errors.compare_last()
 
-    def late(self, active: CudaCall, timeout: float) -> str:
+    def late(self, active: AnyCudaCall, timeout: float) -> str:
         """The message of a deadline before the launch: ranks of the same device made no call."""
         return (
             f"{active.call.collective} on rank {self.rank}: waited {timeout:g} s for the other "
@@ -207,7 +207,7 @@ class CudaExecutor(CudaPreparer):
             f"{active.call.tagged(active.signature_text)}"
         )
 
-    def absent(self, active: CudaCall) -> list[int]:
+    def absent(self, active: AnyCudaCall) -> list[int]:
         """The ranks without which a call cannot be launched."""
         return [rank for rank in self.shared_launch.ranks if rank != self.rank]
 

@@ -195,10 +195,15 @@ class Launchable:
 
         # CuPy's cuLaunchKernel takes raw integers and releases the GIL.
         self._call = driver.launchKernel
-        self._before = (self.function, self.blocks, self.locals, 1, self.threads, 1, 1, 0)
+        self.use_grid(self.blocks, self.threads)
         self.parameter = Parameter(packed, address_words)
         self._kept = _Pointer(self.parameter.address)
         self._pointers = ctypes.addressof(self._kept)
+
+    def use_grid(self, blocks: int, threads: int) -> None:
+        """Let launches have so many blocks a rank, and threads a block."""
+        self.blocks, self.threads = blocks, threads
+        self._before = (self.function, blocks, self.locals, 1, threads, 1, 1, 0)
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
         """Enqueue on a stream of the current device; the driver copies the parameter at once."""

@@ -38,13 +38,14 @@ from ringcoll.executors.cuda.params import (
     given_address,
     pack,
 )
+from ringcoll.executors.cuda.recounted import RecountedCall, Recounter
 from ringcoll.executors.cuda.recounts import Recounts, recounts_of
 from ringcoll.executors.cuda.signature import (
     OFFSET_BITS,
+    CountedText,
     copied_buffers,
     peer_addresses,
     signature_text,
-    signature_text_like,
 )
 from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda.trace import Recorder
@@ -183,19 +184,16 @@ class CudaPreparer:
         large = call.nbytes >= LEAST_LARGE and is_large(call, self.machine, limits)
         if large or before.body is None or self.recorder is not None:
             return None
-        if before.counts is None:
-            how = before.call, self.machine, limits, self.fits
-            before.counts = counts_alike(before.choice, *how)
-        if call.count not in before.counts:
+        if call.count not in self._counts_alike(before):
             return None
         call = with_count(before.call, call.count)
         if before.choice.launch.in_band:
-            recounts, layout = self._recounts(before), layout_like(before.choice, call)
-            found = recounts.parameter(layout)
-            if found is None:
+            recounts, layout = self._recounts(before), layout_like(before.choice, call.count)
+            placed = recounts.placed(layout)
+            if placed is None:
                 return None
-            packed, words, packs = found
-            grid = ll_grid(packs, self.machine, limits)
+            packed, words = recounts.parameter(placed)
+            grid = ll_grid(placed[1], self.machine, limits)
             prepared = self._like(before, call, before.choice.on(grid, layout))
             recounts.sign(packed, prepared.signature, prepared.number)
         else:
@@ -209,10 +207,58 @@ class CudaPreparer:
         )
         return prepared
 
+    def recount(self, before: CudaCall, count: int) -> RecountedCall | None:
+        """A call that differs from a prepared one in its count alone, which has not come before.
+
+        It has no launch of its own: see :mod:`.recounted`. None where it is to be prepared.
+        """
+        recounter = before.recounter
+        if recounter is None:
+            if not before.choice.launch.in_band or before.body is None:
+                return None
+            recounter = before.recounter = self._recounter(before)
+        if count not in recounter.counts or self.recorder is not None or recounter.has_come(count):
+            return None
+        choice, call = before.choice, before.call
+        placed = recounter.recounts.placed(layout_like(choice, count))
+        if placed is None:
+            return None
+        grid = ll_grid(placed[1], self.machine, before.limits)
+        text = recounter.text.of(count, grid.blocks)
+        signature, number = self._record(text, call, choice)
+        made = RecountedCall(
+            recounter,
+            count,
+            placed,
+            grid,
+            text,
+            signature,
+            number,
+            number % RECORDS,
+            before.timeout,
+        )
+        self.async_errors.prepared(made)
+        return made
+
+    def _recounter(self, before: CudaCall) -> Recounter:
+        """What launches calls like one by LL or LL128 of counts that come once."""
+        recounts, grid = self._recounts(before), before.choice.grid
+        launchable = Launchable(
+            before.function, grid.blocks, 1, grid.threads, recounts.words[:], ()
+        )
+        return Recounter(before, self._counts_alike(before), recounts, launchable)
+
+    def _counts_alike(self, before: CudaCall) -> range:
+        """The counts for which the choice of a prepared call holds."""
+        if before.counts is None:
+            how = before.call, self.machine, before.limits, self.fits
+            before.counts = counts_alike(before.choice, *how)
+        return before.counts
+
     def _like(self, before: CudaCall, call: Call, choice: Choice) -> CudaCall:
         """A call of another count than a prepared one, without its launch."""
-        counts = (before.call.count, before.choice.grid.blocks), (call.count, choice.grid.blocks)
-        text = signature_text_like(before.signature_text, *counts)
+        counted = CountedText(before.signature_text, before.call.count, before.choice.grid.blocks)
+        text = counted.of(call.count, choice.grid.blocks)
         signature, number = self._record(text, call, choice)
         prepared = CudaCall(
             call,

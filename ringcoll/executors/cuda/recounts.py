@@ -7,6 +7,7 @@ them, takes several times as long.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringcoll.encode import Program
@@ -28,6 +29,9 @@ _HIGH = (1 << 64) - (1 << 32)
 Place = tuple[Buffer, int, int]
 """A chunk of INPUT or OUTPUT, as :meth:`Layout.span` takes it."""
 
+Placed = tuple[list[tuple[int, int]], int]
+"""Offset and elements of each place of a layout, with (0, 0) behind them, and packs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recounts:
@@ -37,7 +41,7 @@ class Recounts:
     launch: int  # the word that holds the call's number
     places: tuple[Place, ...]
     counts: tuple[tuple[int, int], ...]  # words with the elements of a row, and whose place
-    user: tuple[tuple[int, int, int, int], ...]  # word, address, place, word of its row's count
+    user: tuple[tuple[int, int, int, int], ...]  # word, address, place, place of its row's count
     scratch: tuple[tuple[int, int, int], ...]  # word, address of chunk 0, number of the chunk
     fixed: AddressWords  # those that do not depend on it
     ll_layout: LLLayout
@@ -45,23 +49,43 @@ class Recounts:
     given: tuple[int, int]  # INPUT and OUTPUT, of which the last bits count
     whole: bool
 
-    def parameter(self, layout: Layout) -> tuple[array[int], AddressWords, int] | None:
-        """The words for a layout, where addresses go, and packs; None: another kernel runs it."""
-        words, item, whole = self.words[:], self.ll_layout.dtype.itemsize, True
+    def placed(self, layout: Layout) -> Placed | None:
+        """Where the elements of a layout lie; None: another kernel runs it."""
         spans = [layout.span(*place) for place in self.places]
-        held = [list(each) for each in self.fixed]
+        spans.append((0, 0))
+        item, given, whole = self.ll_layout.dtype.itemsize, self.given, True
+        for _, number, place, length in self.user:
+            if (spans[length][1] * item | given[number] + spans[place][0] * item) & 7:
+                whole = False
+                break
+        return (spans, self.ll_layout.packs(layout)) if whole == self.whole else None
+
+    def write(self, words: array[int], placed: Placed) -> None:
+        """Write what depends on the count, but for addresses that a launch is given."""
+        spans, packs = placed
         for word, place in self.counts:
             words[word] = spans[place][1]
-        for word, number, place, count in self.user:
-            offset = spans[place][0] * item
-            held[number].append((word, offset))
-            whole = whole and not (words[count] * item | self.given[number] + offset) & 7
-        if whole != self.whole:
-            return None
-        packs = words[PACKS_WORD] = self.ll_layout.packs(layout)
+        words[PACKS_WORD] = packs
         for word, start, index in self.scratch:
             words[word] = start + index * packs * self.pack_bytes
-        return words, tuple(map(tuple, held)), packs
+
+    def fill(self, words: array[int], placed: Placed, addresses: Sequence[int]) -> None:
+        """Write the addresses that a launch is given."""
+        spans, item = placed[0], self.ll_layout.dtype.itemsize
+        for word, number, place, _ in self.user:
+            words[word] = addresses[number] + spans[place][0] * item
+        for held, address in zip(self.fixed, addresses, strict=False):
+            for word, offset in held:
+                words[word] = address + offset
+
+    def parameter(self, placed: Placed) -> tuple[array[int], AddressWords]:
+        """A parameter of its own, and where the addresses of a launch go."""
+        words, spans, item = self.words[:], placed[0], self.ll_layout.dtype.itemsize
+        self.write(words, placed)
+        held = [list(each) for each in self.fixed]
+        for word, number, place, _ in self.user:
+            held[number].append((word, spans[place][0] * item))
+        return words, tuple(map(tuple, held))
 
     def sign(self, words: array[int], signature: int, number: int) -> None:
         """Write what tells a call from others."""
@@ -87,17 +111,19 @@ def recounts_of(
     user: list[tuple[int, int, int, int]] = []
     scratch: list[tuple[int, int, int]] = []
     for row in rows_of(program, at.rank):
-        count, extent = word, row.labels.extent
+        extent, length = row.labels.extent, -1
         if extent:
             place = extent.buffer, extent.rank, extent.index
-            counts.append((count, places.setdefault(place, len(places))))
-        for word, chunk in enumerate((*row.srcs, *row.dsts), count + 1):
+            length = places.setdefault(place, len(places))
+            counts.append((word, length))
+        for chunk in (*row.srcs, *row.dsts):
+            word += 1
             if chunk.buffer is Buffer.SCRATCH:
                 scratch.append((word, at.workspaces[chunk.rank] + first, chunk.index))
             else:
                 place = chunk.buffer, chunk.rank, chunk.index
                 number = places.setdefault(place, len(places))
-                user.append((word, int(chunk.buffer is Buffer.OUTPUT), number, count))
+                user.append((word, int(chunk.buffer is Buffer.OUTPUT), number, length))
         word += 1 + (len(row.labels.owners) if scales and row.labels.reduces else 0)
     return Recounts(
         words[:],

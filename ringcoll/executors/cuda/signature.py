@@ -69,11 +69,16 @@ def signature_text(
     return f"{call.signature()} {text} plan={_digest(choice.plan)}"
 
 
-def signature_text_like(text: str, before: tuple[int, int], now: tuple[int, int]) -> str:
-    """The text of a call that differs in its count and its CUDA blocks from those before."""
-    for name, old, new in zip(("count", "blocks"), before, now, strict=True):
-        text = text.replace(f"{name}={old} ", f"{name}={new} ", 1)
-    return text
+class CountedText:
+    """The text of a call by LL, LL128 or Simple without its ``count`` and its CUDA ``blocks``."""
+
+    def __init__(self, text: str, count: int, blocks: int) -> None:
+        self._head, _, rest = text.partition(f"count={count} ")
+        self._middle, _, self._tail = rest.partition(f"blocks={blocks} ")
+
+    def of(self, count: int, blocks: int) -> str:
+        """The text of a call that differs in these alone."""
+        return f"{self._head}count={count} {self._middle}blocks={blocks} {self._tail}"
 
 
 @lru_cache(maxsize=512)

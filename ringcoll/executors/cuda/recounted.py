@@ -1,0 +1,102 @@
+"""Calls by LL or LL128 whose count has not come before: the kernel of another call runs them.
+
+Most counts that come once never come again: to choose, pack and keep a call of its own for each
+costs more than its launch. Such a call takes the parameter of one that differs in the count alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringcoll.arguments.calls import Call
+from ringcoll.executors.contract import Given
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.recounts import Placed, Recounts
+from ringcoll.executors.cuda.signature import CountedText
+from ringcoll.tuner.choice import Choice, Grid
+from ringcoll.tuner.kept_gpu import layout_like, with_count
+
+if TYPE_CHECKING:  # whose field the recounter is
+    from ringcoll.executors.cuda.cuda_call import CudaCall
+
+_COUNTS = 512
+"""Counts that are known to have come, for each kernel."""
+
+
+class Recounter:
+    """Launches calls like one that is prepared, of other ``counts``, from one parameter."""
+
+    def __init__(
+        self, before: CudaCall, counts: range, recounts: Recounts, launchable: Launchable
+    ) -> None:
+        self.before, self.counts = before, counts
+        self.recounts, self.launchable = recounts, launchable
+        self.text = CountedText(before.signature_text, before.call.count, before.choice.grid.blocks)
+        self.total = before.total
+        self._come: dict[int, None] = {}
+
+    def has_come(self, count: int) -> bool:
+        """Whether a count comes again; it is remembered."""
+        if count in self._come:
+            return True
+        if len(self._come) >= _COUNTS:
+            self._come.pop(next(iter(self._come)), None)
+        self._come[count] = None
+        return False
+
+    def launch(self, call: RecountedCall, stream: int, addresses: Given) -> None:
+        """Enqueue a call; the driver copies the parameter at once."""
+        launchable, recounts = self.launchable, self.recounts
+        words = launchable.parameter.words
+        recounts.write(words, call.placed)
+        recounts.sign(words, call.signature, call.number)
+        recounts.fill(words, call.placed, addresses)
+        launchable.use_grid(call.grid.blocks, call.grid.threads)
+        launchable.launch(stream)
+
+
+@dataclass(slots=True, eq=False)
+class RecountedCall:
+    """Stands for a :class:`CudaCall` where errors and peers ask for it."""
+
+    recounter: Recounter
+    count: int
+    placed: Placed
+    grid: Grid
+    signature_text: str
+    signature: int
+    number: int
+    slot: int
+    timeout: float
+    large: bool = False
+
+    @property
+    def launchable(self) -> RecountedCall:
+        """What launches it."""
+        return self
+
+    def launch(self, stream: int, addresses: Given = ()) -> None:
+        """Enqueue on a stream of the current device."""
+        self.recounter.launch(self, stream, addresses)
+
+    @property
+    def addresses(self) -> Given:
+        """It was prepared for no arrays."""
+        return 0, 0, 0, 0
+
+    @property
+    def total(self) -> bool:
+        """Whether a rank ends only after all have entered."""
+        return self.recounter.total
+
+    @property
+    def call(self) -> Call:
+        """The call without arrays, made when it is asked for."""
+        return with_count(self.recounter.before.call, self.count)
+
+    @property
+    def choice(self) -> Choice:
+        """What it runs, made when it is asked for."""
+        choice = self.recounter.before.choice
+        return choice.on(self.grid, layout_like(choice, self.count))
