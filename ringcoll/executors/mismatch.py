@@ -1,4 +1,4 @@
-"""The errors of ranks whose calls do not belong together: every side in words, and the remedy."""
+"""The errors of ranks whose calls do not belong together, or that are late: sides and remedy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ SENDERS_WAIT = (
     "; ranks that all send before they receive wait for each other: use sendrecv or a group"
 )
 """What a send's deadline adds: a message that does not fit the landing zone waits for its recv."""
+
+
+def late_call(where: str, timeout: float, ranks: str, why: str, call: str) -> str:
+    """The text of a deadline in a collective, for CPU and GPU ranks: who is late, and what to do.
+
+    ``why``: what is known of these ``ranks``, as the end of a sentence; ``call``: this rank's.
+    """
+    return (
+        f"{where}: waited {timeout:g} s for {ranks}, {why}; look at why {ranks} did not come, or "
+        f"pass a longer timeout=; this rank's call: {call}"
+    )
 
 
 def different_calls(

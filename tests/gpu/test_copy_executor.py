@@ -213,7 +213,7 @@ def test_who_never_comes_is_named(machine, together):
     said = everywhere(machine, together, (0, 1, 2), work)
     late = [error for error in said if isinstance(error, DeadlineError)]
     assert late
-    assert all("rank 2 to enter it" in str(error) for error in late)
+    assert all("for rank 2, which has not entered it; look at why" in str(error) for error in late)
 
 
 @pytest.mark.parametrize("places", [(0, 1), (0, 0)], ids=str)

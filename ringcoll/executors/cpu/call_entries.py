@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import MismatchError
 from ringcoll.executors.cpu.cpu_call import ActiveCall
-from ringcoll.executors.mismatch import different_calls
+from ringcoll.executors.mismatch import different_calls, late_call
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.shared_state import SharedState, Words
 from ringcoll.fabric import Fabric
@@ -40,7 +40,7 @@ class CallEntries:
         at = self.shared_state.entered
         for words in self.entered:
             if words[at] < base:
-                for _ in range(40 if self.fabric.notify is None else 0):
+                for _ in range(self.fabric.spins):
                     if words[at] >= base:
                         break
                 else:
@@ -131,15 +131,13 @@ class CallEntries:
         """The message of a deadline: which ranks have not entered the call."""
         epoch, call = active.epoch, active.prepared.call
         absent = self.absent(active)
-        what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
+        where = f"{call.collective} (call {epoch}) on rank {self.rank}"
         mine = call.tagged(call.signature())
-        if absent:
-            return (
-                f"{what} for {named(absent)}, which made no such call{self._last_of(absent[0])}; "
-                f"look at why {named(absent)} did not come, or pass a longer timeout=; this rank's "
-                f"call: {mine}"
-            )
-        return f"{what}; all ranks entered it, one of them has stopped inside; {mine}"
+        if not absent:
+            stopped = "all ranks entered it, one of them has stopped inside"
+            return f"{where}: waited {timeout:g} s; {stopped}; {mine}"
+        made = f"which made no such call{self._last_of(absent[0])}"
+        return late_call(where, timeout, named(absent), made, mine)
 
     def _last_of(self, rank: int) -> str:
         """The newest call that ``rank`` has entered, in brackets; "" if there is none."""

@@ -25,7 +25,7 @@ from ringcoll.executors.cuda.preparing import CudaPreparer
 from ringcoll.executors.cuda.reports import ABORT
 from ringcoll.executors.cuda.shared_launch import PendingLaunch
 from ringcoll.executors.drive import Pause, Task
-from ringcoll.executors.mismatch import different_calls
+from ringcoll.executors.mismatch import different_calls, late_call
 from ringcoll.fabric import Fabric
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
@@ -201,10 +201,12 @@ class CudaExecutor(CudaPreparer):
 
     def late(self, active: AnyCudaCall, timeout: float) -> str:
         """The message of a deadline before the launch: ranks of the same device made no call."""
-        return (
-            f"{active.call.collective} on rank {self.rank}: waited {timeout:g} s for the other "
-            f"ranks of {self.device}, with which it shares a launch; "
-            f"{active.call.tagged(active.signature_text)}"
+        return late_call(
+            f"{active.call.collective} on rank {self.rank}",
+            timeout,
+            f"the other ranks of {self.device}",
+            "with which it shares a launch",
+            active.call.tagged(active.signature_text),
         )
 
     def absent(self, active: AnyCudaCall) -> list[int]:

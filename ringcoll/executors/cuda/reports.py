@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error
-from ringcoll.executors.mismatch import SENDERS_WAIT, different_calls, different_ends
+from ringcoll.executors.mismatch import SENDERS_WAIT, different_calls, different_ends, late_call
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED, LEFT = range(1, 7)
@@ -85,6 +85,9 @@ def error_of(
         return ClosedError(f"{where}: the communicator has made 2**32 calls; make a new one")
     if report.step == HELLO:
         waited = f"rank {report.peer} to enter it"
+        if report.kind == _EXPIRED:
+            entered = "which has not entered it"
+            return DeadlineError(late_call(where, timeout, f"rank {report.peer}", entered, mine))
     elif report.source is not None:
         peers = " or ".join(f"rank {peer}" for peer in report.peers)
         waited = f"{peers or f'source {report.source}'} at step {report.step}"
