@@ -22,7 +22,8 @@ _DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CU
 def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
     """A flat view of a contiguous array's memory; ``where`` is the call and the rank in errors."""
     array = obj if isinstance(obj, np.ndarray) else _host_view(obj, argument, where, writable)
-    if isinstance(array, np.ma.MaskedArray):
+    # Whoever has a mask has loaded its module, which takes longer than all else of a first call.
+    if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise ArgumentTypeError(
             f"{where}: {argument} has a mask, which no collective carries; pass {argument}.data"
         )

@@ -117,7 +117,7 @@ RARE = (
     *(f"ringcoll.tuner.{name}" for name in ("gpu", "kept_gpu", "simple", "table")),
     *(f"ringcoll.algorithms.{name}" for name in ("bruck", "halving", "ring", "scan", "tree")),
     *(f"ringcoll.communicator.{name}" for name in ("explaining", "setup.tuning")),
-    *("ringcoll.model.closed_form", "ringcoll.units"),
+    *("ringcoll.model.closed_form", "ringcoll.units", "numpy.ma"),
 )
 """What a rank that is a thread does not load for its start and a small call, nor below it."""
 
@@ -144,7 +144,10 @@ def loaded_of(names: Sequence[str], code: str) -> str:
 def test_a_cpu_rank_loads_neither_bootstraps_nor_machines_nor_logging():
     # Each of them would be a part of the time in which every rank starts.
     code = (
-        "import ringcoll\ndef work(comm): comm.all_reduce(numpy.ones(9))\nringcoll.spawn(work, 2)"
+        "import ringcoll\n"
+        "def work(comm): comm.all_reduce(numpy.ones(9)); comm.all_reduce(memoryview(bytes(9)), "
+        "numpy.ones(9, 'uint8'))\n"
+        "ringcoll.spawn(work, 2)"
     )
     assert loaded_of(RARE, code) == ""
 
