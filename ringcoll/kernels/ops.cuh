@@ -32,9 +32,13 @@ struct Algebra {
     RC_DEVICE static Acc truth(Acc value) { return Acc(value != 0); }
     // Toward zero. By magnitudes: the least integer has none of its own sign, and a word holds it.
     RC_DEVICE static Acc divide(Acc total, u32 nranks) {
-        const bool negative = total < 0;
-        const Word quotient = (negative ? 0 - Word(total) : Word(total)) / nranks;
-        return Acc(negative ? 0 - quotient : quotient);
+        if constexpr (Acc(-1) > Acc(0)) {  // unsigned
+            return Acc(Word(total) / nranks);
+        } else {
+            const bool negative = total < 0;
+            const Word quotient = (negative ? 0 - Word(total) : Word(total)) / nranks;
+            return Acc(negative ? 0 - quotient : quotient);
+        }
     }
 };
 
