@@ -160,6 +160,15 @@ def cpu_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has no GPU, for tests of what is chosen without one."""
+    for name in ("RINGCOLL_DEVICE", "RINGCOLL_KERNEL_WAIT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("ringcoll.cuda.device._probe", lambda: ((), "a test says so"))
+    monkeypatch.setattr("ringcoll.communicator.setup.devices._has_driver", lambda: False)
+
+
+@pytest.fixture
 def hosts(pytestconfig: pytest.Config) -> Callable[..., AbstractContextManager[Hosts]]:
     """Makes hosts on this machine, see tests/hosts/network.py: ``with hosts(2, rate=125e6) as h``.
 

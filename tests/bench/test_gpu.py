@@ -64,6 +64,7 @@ def test_flags_that_exclude_each_other(words, says):
         settings(*words)
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_graphs_need_gpus(monkeypatch):
     monkeypatch.setattr(flags, "gpus", lambda: 2)
     assert settings("-G", "3").graphs == 3

@@ -25,10 +25,12 @@ def decided(settings=None, environ=None, *, member=False, **machine) -> Start:
 
 
 @pytest.mark.parametrize(("ncores", "ranks"), [(1, 2), (2, 2), (3, 3), (4, 4), (64, 4)])
+@pytest.mark.usefixtures("no_gpus")
 def test_plain_command_becomes_mpiexec(ncores, ranks):
     assert decided(ncores=ncores) == Start("mpiexec", ranks, "/bin/mpiexec")
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_without_mpi_the_ranks_meet_over_sockets():
     assert decided(has_mpi=False) == Start("sockets", 4)
     assert decided(launcher="") == Start("sockets", 4)

@@ -53,6 +53,7 @@ def test_call_over_config_over_communicator():
     assert resolve(base, None, {}, "all_reduce") is base
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_init_over_environment_over_defaults(monkeypatch):
     monkeypatch.setenv("RINGCOLL_SLICES", "5")
     monkeypatch.setenv("RINGCOLL_CHANNELS", "6")
@@ -68,6 +69,7 @@ def test_init_over_environment_over_defaults(monkeypatch):
     assert settings == Settings(node="right", device="cpu", pace=(5.0, 0.0))
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_defaults(monkeypatch):
     assert DEFAULTS.timeout == 60.0
     assert starting(None, None, "auto", {}) == (DEFAULTS, Settings(device="auto"))

@@ -223,6 +223,7 @@ def test_every_option_and_setting_has_a_case():
 
 
 @pytest.mark.parametrize("name", READERS)
+@pytest.mark.usefixtures("no_gpus")
 def test_an_environment_variable_changes_what_happens(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.xml").write_text(TOPOLOGY)
