@@ -16,7 +16,7 @@ from ringcoll.communicator.setup.children import pack_color, ranks_of_color, rem
 from ringcoll.communicator.setup.machine import agree_among, unknown
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.tracebacks import install
-from ringcoll.config import Config, resolve
+from ringcoll.config import Config, Settings, resolve
 from ringcoll.errors import MismatchError, RankLostError
 from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.executors.pace import Pace, pacer
@@ -41,14 +41,15 @@ class RankState(RankCalls):
         self,
         fabric: Fabric,
         config: Config,
+        settings: Settings,
         *,
-        pace: Pace | None = None,
         parent: RankState | None = None,
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
     ) -> None:
         super().__init__(fabric, config)
-        self.pace = pace
+        self.settings = settings
+        """Those of ``init``; of GPU ranks with the transport that they have agreed on."""
         self.topology = topology or unknown(self.on_gpu, "it has not been detected")
         self.lock = threading.RLock()
         self.symmetric: Any
@@ -70,7 +71,8 @@ class RankState(RankCalls):
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         """Memory and executors; collective."""
-        pace, above = self.pace, None if parent is None else parent.symmetric
+        above = None if parent is None else parent.symmetric
+        pace = None if self.settings.pace is None else Pace(*self.settings.pace)
         self.symmetric = SymmetricMemory(self.fabric, above, ranks)
         make = None if pace is None else (lambda shared: pacer(pace, shared))
         host = CpuExecutor(
@@ -87,7 +89,7 @@ class RankState(RankCalls):
 
     def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
         """The state of this rank in a communicator of some of these ranks."""
-        return RankState(fabric, config, pace=self.pace, parent=self, ranks=ranks)
+        return RankState(fabric, config, self.settings, parent=self, ranks=ranks)
 
     # -- children ----------------------------------------------------------------------------
 

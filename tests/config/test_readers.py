@@ -187,7 +187,7 @@ def read_in_source(name):
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == name
-        and ast.unparse(node.value) == "settings"
+        and ast.unparse(node.value) in ("settings", "self.settings")
         for tree in trees
         for node in ast.walk(tree)
     )

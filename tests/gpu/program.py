@@ -5,6 +5,7 @@ It returns something that JSON can hold, which is left in the folder under the r
 
 import gc
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ringcoll.bootstrap import bootstrap_of
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.setup.devices import loader
-from ringcoll.config import DEFAULTS
+from ringcoll.config import DEFAULTS, Settings
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import devices, on
@@ -40,6 +41,12 @@ def viewed(pointer, nbytes, ordinal):
 def free_bytes(ordinal):
     with on(ordinal) as cuda:
         return cuda.memGetInfo()[0]
+
+
+def communicator(fabric, ordinal, **settings):
+    """A rank's communicator, whose first calls wait for their own kernels."""
+    whole = Settings(kernel_wait=math.inf, **settings)
+    return Communicator(CudaState(fabric, DEFAULTS, whole, devices()[ordinal], loader(None)))
 
 
 def shared(fabric, ordinal):
@@ -82,9 +89,7 @@ def hosted(fabric, ordinal):
 
 def collectives(fabric, ordinal):
     """Calls of every kind through pinned host memory, each rank on a thread of its own."""
-    comm = Communicator(
-        CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None), transport="host")
-    )
+    comm = communicator(fabric, ordinal, transport="host")
     todo = [
         Case(name, count, root=comm.nranks - 1 if name in ROOTED else 0, in_place=bool(count % 2))
         for name in SHAPES
@@ -188,7 +193,7 @@ def virtual(fabric, ordinal):
 
 def registered_calls(fabric, ordinal):
     """An all_reduce of virtual memory that peers reach."""
-    comm = Communicator(CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None)))
+    comm = communicator(fabric, ordinal)
     with cupy.cuda.Device(ordinal):
         start = pieces.make(ordinal, pieces.PIECE, pieces.PIECE)
         array = viewed(start, 2 * pieces.PIECE, ordinal).view("float32")
@@ -252,7 +257,7 @@ class Uses:
 
 def used_again(fabric, ordinal):
     """Plain memory is staged, then mapped; what was freed and came back is staged again."""
-    comm = Communicator(CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None)))
+    comm = communicator(fabric, ordinal)
     seen: dict[str, Any] = {}
     with cupy.cuda.Device(ordinal):
         uses, free = Uses(comm), cupy.get_default_memory_pool().free_all_blocks
@@ -275,7 +280,7 @@ def used_again(fabric, ordinal):
 
 def used_again_in_graphs(fabric, ordinal):
     """Captured calls stay right while other memory comes, goes and is captured."""
-    comm = Communicator(CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None)))
+    comm = communicator(fabric, ordinal)
     state: Any = comm._state
     registry = state.cuda.auto_register
     with cupy.cuda.Device(ordinal), cupy.cuda.Stream(non_blocking=True) as stream:

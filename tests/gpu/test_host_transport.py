@@ -274,7 +274,7 @@ def test_more_than_the_arena_holds(hosted):
 @EVERYWHERE
 def test_children_go_the_same_way(hosted):
     children = together(hosted, lambda comm: comm.split(0, -comm.rank))
-    assert {child._state.transport for child in children} == {"host"}
+    assert {child._state.settings.transport for child in children} == {"host"}
     todo = [Case("all_reduce", 1000, symmetric=symmetric) for symmetric in (False, True)]
     assert run_in_groups(children[::-1], todo) == 2
     close(children)

@@ -20,7 +20,7 @@ __all__ = ["alive", "named", "nothing_left"]
 
 PROGRAMS = Path(__file__).with_name("programs")
 
-IMPORTED = dict.fromkeys(("gpus", "gpu_faults"), ("tests.nodes.programs.gpus",))
+IMPORTED = dict.fromkeys(("gpus", "gpu_faults", "first_calls"), ("tests.nodes.programs.gpus",))
 """What programs import beside the package."""
 
 PLACED = """

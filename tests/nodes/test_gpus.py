@@ -32,3 +32,10 @@ def test_every_call(nodes, names, parts):
     nranks = len(names.split(","))
     assert outcome.word("failures") == {rank: [] for rank in range(nranks)}
     assert min(outcome.word("count").values()) >= 6
+
+
+def test_generic_kernels_carry_first_calls_inside_nodes_and_in_parts_on_one(nodes):
+    outcome = nodes("first_calls", "a,a,b,b")
+    assert (outcome.errors, outcome.statuses) == ("", [0])
+    assert outcome.word("failures") == {rank: [] for rank in range(4)}
+    assert outcome.word("count") == dict.fromkeys(range(4), 10)

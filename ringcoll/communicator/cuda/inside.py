@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.setup.machine import agree
-from ringcoll.config import Config
+from ringcoll.config import Config, Settings
 from ringcoll.cuda.device import Device
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.fabric import Fabric
-from ringcoll.transports.scratch import Transport
 
 
 def members_of(nodes: Sequence[int]) -> list[list[int]]:
@@ -23,29 +22,26 @@ def open_inside(
     fabric: Fabric,
     *,
     config: Config,
+    settings: Settings,
     device: Device,
     loader: Loader,
-    transport: Transport | None,
-    cache_dir: str | None,
     parent: CudaState | None,
     ranks: Sequence[int],
 ) -> CudaState:
     """The communicator of this node's ranks; ``ranks`` are their numbers in ``parent``."""
     topology = None
-    if parent is not None:
-        transport = parent.transport
-    else:
+    if parent is None:
         try:
-            topology = agree(fabric, device.pci, None, cache_dir)
+            topology = agree(fabric, device.pci, None, settings.cache_dir)
         except BaseException:
             fabric.close()
             raise
     return CudaState(
         fabric,
         config,
+        settings,
         device,
         loader,
-        transport=transport,
         parent=parent,
         ranks=ranks,
         topology=topology,

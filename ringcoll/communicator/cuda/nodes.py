@@ -23,7 +23,7 @@ from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.failures import reason_of
 from ringcoll.communicator.rank import SCRATCH_BYTES, RankState
 from ringcoll.communicator.topology import Topology
-from ringcoll.config import Config
+from ringcoll.config import Config, Settings
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
@@ -54,7 +54,6 @@ from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.symmetric.nodes import NodesMemory
-from ringcoll.transports.scratch import Transport
 from ringcoll.tuner.choice import Choice, limits_of
 from ringcoll.tuner.gpu import in_two_layers
 
@@ -84,22 +83,19 @@ class NodesState(RankState):
         self,
         fabric: Fabric,
         config: Config,
+        settings: Settings,
         device: Device,
         loader: Loader,
         *,
-        transport: Transport | None = None,
-        cache_dir: str | None = None,
         parent: NodesState | None = None,
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
-        register: bool = True,
     ) -> None:
-        self.device, self._transport, self._register = device, transport, register
+        self.device = device
         self.loader = (
             loader if isinstance(loader, DeferredLoader) else DeferredLoader(loader, settle)
         )
-        self._cache_dir = cache_dir
-        super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
+        super().__init__(fabric, config, settings, parent=parent, ranks=ranks, topology=topology)
         self.inside.cuda.kernels.open()
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
@@ -116,13 +112,13 @@ class NodesState(RankState):
         self.inside = open_inside(
             fabric.subset(self.node_ranks, what="init: the ranks of a node"),
             config=self.config,
+            settings=self.settings,
             device=device,
             loader=self.loader,
-            transport=self._transport,
-            cache_dir=self._cache_dir,
             parent=None if above is None else above.inside,
             ranks=[above.node_ranks.index(ranks[r]) for r in self.node_ranks] if above else (),
         )
+        self.settings = self.inside.settings  # with the transport of this node
         self.inside.cuda.in_order = False  # its calls are launched by the communicator's thread
         made = contextlib.ExitStack()
         made.callback(self.inside.close)
@@ -178,26 +174,11 @@ class NodesState(RankState):
         return self.inside.cuda.kernels.function(text, self.fabric.timeout, where)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
+        settings, device, loader = self.settings, self.device, self.loader
         if fabric.nodes:
-            return NodesState(
-                fabric,
-                config,
-                self.device,
-                self.loader,
-                parent=self,
-                ranks=ranks,
-                register=self._register,
-            )
-        return CudaState(
-            fabric,
-            config,
-            self.device,
-            self.loader,
-            transport=self.inside.transport,
-            parent=self.inside,
-            ranks=[self.node_ranks.index(rank) for rank in ranks],
-            register=self._register,
-        )
+            return NodesState(fabric, config, settings, device, loader, parent=self, ranks=ranks)
+        above, ranks = self.inside, [self.node_ranks.index(rank) for rank in ranks]
+        return CudaState(fabric, config, settings, device, loader, parent=above, ranks=ranks)
 
     # -- calls -------------------------------------------------------------------------------
 

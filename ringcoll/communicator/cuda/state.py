@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +16,7 @@ from ringcoll.communicator.explaining import explain_gpu
 from ringcoll.communicator.group import current
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.topology import Topology
-from ringcoll.config import Config
+from ringcoll.config import Config, Settings
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
@@ -29,6 +28,7 @@ from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.loading import KERNEL_WAIT
 from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
 from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.recounted import RecountedCall
@@ -38,7 +38,7 @@ from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
-from ringcoll.transports.scratch import Transport, allocate_scratch
+from ringcoll.transports.scratch import allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.kept_gpu import with_count
@@ -69,55 +69,51 @@ class CudaState(RankState):
         self,
         fabric: Fabric,
         config: Config,
+        settings: Settings,
         device: Device,
         loader: Loader,
         *,
-        transport: Transport | None = None,
         parent: RankState | None = None,
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
         whole: bool = True,
-        register: bool = True,
-        kernel_wait: float = math.inf,
     ) -> None:
-        self.device, self.loader, self.transport = device, loader, transport
-        self.kernel_wait = kernel_wait
-        self.register_uses = register and whole
-        super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
+        self.device, self.loader = device, loader
+        self.register_uses = settings.register is not False and whole
+        super().__init__(fabric, config, settings, parent=parent, ranks=ranks, topology=topology)
         if whole:  # not a part of a communicator that is still being made
             self.cuda.kernels.open()
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         above = None if parent is None else parent.symmetric
         fabric, device = self.fabric, self.device
-        memory, self.transport = allocate_scratch(
+        memory, transport = allocate_scratch(
             fabric,
             device.ordinal,
             Workspace(fabric.nranks).nbytes,
             what="SCRATCH of a communicator",
-            wanted=self.transport,
+            wanted=self.settings.transport,
             probed=parent is not None,  # by the ranks of the parent
         )
+        self.settings = replace(self.settings, transport=transport)
         try:
             self.symmetric = CudaSymmetricMemory(
-                fabric, device.ordinal, above, ranks, reached=self.transport == "p2p"
+                fabric, device.ordinal, above, ranks, reached=transport == "p2p"
             )
-            self.cuda = CudaExecutor(
-                fabric, device, self.symmetric, self.loader, memory, self.transport
-            )
+            self.cuda = CudaExecutor(fabric, device, self.symmetric, self.loader, memory, transport)
         except BaseException:
             memory.close()
             raise
         try:
-            if self.register_uses and self.transport == "p2p" and fabric.nranks > 1:
+            if self.register_uses and transport == "p2p" and fabric.nranks > 1:
                 self._open_auto_register()
             self.sending = CudaPairs(self.cuda)
         except BaseException:
             self.cuda.close()  # closes the memory, too
             raise
-        self.cuda.kernels.kernel_wait = self.kernel_wait
+        self.cuda.kernels.kernel_wait = self.settings.kernel_wait or KERNEL_WAIT
         self.executor, self.pairs = self.cuda, self.sending
-        if self.transport == "host" and self.topology.system is not None:
+        if transport == "host" and self.topology.system is not None:
             why = "the ranks exchange data through pinned host memory"
             self.topology = replace(
                 self.topology, stored=None, links=None, machine=None, reason=why
@@ -132,17 +128,8 @@ class CudaState(RankState):
             _log.warning("automatic registration is off, calls stage plain buffers: %s", error)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
-        return CudaState(
-            fabric,
-            config,
-            self.device,
-            self.loader,
-            transport=self.transport,
-            parent=self,
-            ranks=ranks,
-            register=self.register_uses,
-            kernel_wait=self.kernel_wait,
-        )
+        settings, device, loader = self.settings, self.device, self.loader
+        return CudaState(fabric, config, settings, device, loader, parent=self, ranks=ranks)
 
     def prepare(self, call: Call, config: Config, *, hellos_decide: bool = False) -> CudaCall:
         """Prepare a checked call for this rank's executor.

@@ -24,7 +24,6 @@ from ringcoll.errors import (
     MismatchError,
     RankLostError,
 )
-from ringcoll.executors.pace import Pace
 from ringcoll.fabric import (
     Fabric,
     closing_if_it_fails,
@@ -305,7 +304,6 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
                 f"init: rank 0 was given {given[0].decode()} and rank {rank} {other.decode()}; "
                 f"pass the same options on every rank"
             )
-    pace = None if settings.pace is None else Pace(*settings.pace)
     device = placed(fabric, settings.device or "auto", ordinal)
     if device is not None and fabric.mixed:
         raise MachineError(
@@ -314,44 +312,25 @@ def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int |
         )
     busid = None if device is None else device.pci
     topology = agree(fabric, busid, settings.topo_file, settings.cache_dir)
-    if pace is not None and fabric.nodes:
+    if settings.pace is not None and fabric.nodes:
         raise ArgumentError(
             "init: pace= is for links inside one host, but these ranks are on several; leave it out"
         )
     if fabric.rank == 0:
         log.write(log.INFO, "init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     state: RankState
-    register = settings.register is not False
     if device is None:
-        state = RankState(fabric, config, pace=pace, topology=topology)
+        state = RankState(fabric, config, settings, topology=topology)
     elif fabric.nodes:
         from ringcoll.communicator.cuda.nodes import NodesState
 
-        state = NodesState(
-            fabric,
-            config,
-            device,
-            loader(settings.cache_dir),
-            transport=settings.transport,
-            cache_dir=settings.cache_dir,
-            topology=topology,
-            register=register,
-        )
+        kernels = loader(settings.cache_dir)
+        state = NodesState(fabric, config, settings, device, kernels, topology=topology)
     else:
         from ringcoll.communicator.cuda.state import CudaState
-        from ringcoll.executors.cuda.loading import KERNEL_WAIT
 
         kernels = loader(settings.cache_dir)
-        state = CudaState(
-            fabric,
-            config,
-            device,
-            kernels,
-            transport=settings.transport,
-            topology=topology,
-            register=register,
-            kernel_wait=settings.kernel_wait or KERNEL_WAIT,
-        )
+        state = CudaState(fabric, config, settings, device, kernels, topology=topology)
     if received[0].endswith(b"+"):
         from ringcoll.communicator.setup.tuning import agree_on_table
 
