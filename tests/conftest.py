@@ -161,11 +161,11 @@ def cpu_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine has no GPU, for tests of what is chosen without one."""
+    """The machine has no GPU, for tests of what is chosen without one, here and in programs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for name in ("RINGCOLL_DEVICE", "RINGCOLL_KERNEL_WAIT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("ringcoll.cuda.device._probe", lambda: ((), "a test says so"))
-    monkeypatch.setattr("ringcoll.communicator.setup.devices._has_driver", lambda: False)
 
 
 @pytest.fixture
