@@ -1,7 +1,8 @@
-"""The NVLink, XGMI and C2C rows of GPUs, checked against each other, as links.
+"""The rows of GPUs for NVLink and its like, and for C2C, checked against each other, as links.
 
 NVLink runs both ways, so a row counts as far as the other end confirms it. All NVSwitches of a host
-are one node; so are those of an NVLink domain of several hosts, which no host sees.
+are one node; so are those of an NVLink domain of several hosts, which no host sees. What tells
+other links between GPUs from NVLink is their line of ``GPU_LINKS``.
 """
 
 from __future__ import annotations
@@ -9,11 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ringcoll.topology import tables
 from ringcoll.topology.assembly import Assembly, FoundGpu
 from ringcoll.topology.busid import all_ones, bus_id
 from ringcoll.topology.document import Element
-from ringcoll.topology.system import Confidence, Cpu, Link, LinkKind, NvSwitch, Source
+from ringcoll.topology.system import (
+    GPU_LINKS,
+    Confidence,
+    Cpu,
+    Link,
+    LinkKind,
+    NvSwitch,
+    Source,
+)
 from ringcoll.topology.values import PciClass, device_class, integer, number
 
 # Begins the name of a fabric that the file names.
@@ -22,8 +30,9 @@ _PARTITION = "fabric "
 
 @dataclass(slots=True)
 class _Sum:
-    """Links of a GPU to one other end; ``nominal`` GB/s are None if unknown of any."""
+    """Links of a kind of a GPU to one other end; ``nominal`` GB/s are None if unknown of any."""
 
+    kind: LinkKind
     count: int = 0
     nominal: float | None = 0.0
 
@@ -39,27 +48,29 @@ class _Sum:
 
 def connect(assembly: Assembly) -> None:
     """Put in all links of GPUs that are neither PCIe nor network."""
-    pairs: dict[tuple[str, str], _Sum] = {}
-    cpus: dict[str, _Sum] = {}
-    switches: dict[str, dict[str, _Sum]] = {}
+    pairs: dict[tuple[str, str, LinkKind], _Sum] = {}
+    cpus: dict[tuple[str, LinkKind], _Sum] = {}
+    switches: dict[tuple[str, LinkKind], dict[str, _Sum]] = {}
+    kinds = {about.element: kind for kind, about in GPU_LINKS.items()}
     nodes = {found.node.name: found for found in assembly.gpus.values()}
     for found in assembly.gpus.values():
         me = found.node.name
-        for row in found.element.named("nvlink", "xgmi"):
+        for row in found.element.named(*kinds):
             count = integer(row, "count", 1)
             if count <= 0:
                 continue
-            nominal = _nominal(row, found, count)
+            kind = kinds[row.tag]
+            nominal = _nominal(row, kind, found, count)
             device = _target(row, found, assembly)
             if device is PciClass.GPU:
                 peer = _peer(row, found, assembly)
                 if peer is not None:
-                    pairs.setdefault((me, peer), _Sum()).add(count, nominal)
+                    pairs.setdefault((me, peer, kind), _Sum(kind)).add(count, nominal)
             elif device is PciClass.CPU:
-                cpus.setdefault(me, _Sum()).add(count, nominal)
+                cpus.setdefault((me, kind), _Sum(kind)).add(count, nominal)
             else:
-                fabric = _fabric(row, found, assembly)
-                switches.setdefault(fabric, {}).setdefault(me, _Sum()).add(count, nominal)
+                ends = switches.setdefault((_fabric(row, found, assembly), kind), {})
+                ends.setdefault(me, _Sum(kind)).add(count, nominal)
         for row in found.element.named("c2c"):
             bandwidth = integer(row, "bw", 0) * integer(row, "count", 1) / 1000
             if bandwidth > 0:
@@ -72,12 +83,12 @@ def connect(assembly: Assembly) -> None:
                     count=integer(row, "count", 1),
                 )
     _pairs(assembly, nodes, pairs)
-    for name, total in cpus.items():
+    for (name, _), total in cpus.items():
         _both(assembly, nodes[name], nodes[name].cpu, total)
     on_host: dict[int, list[str]] = {}
     for found in assembly.gpus.values():
         on_host.setdefault(found.node.host, []).append(found.node.name)
-    for index, (fabric, ends) in enumerate(switches.items()):
+    for index, ((fabric, kind), ends) in enumerate(switches.items()):
         hosts = sorted({nodes[name].node.host for name in ends})
         switch = NvSwitch(f"NVS/{index}", hosts[0])
         _switch(assembly, nodes, switch, ends)
@@ -86,18 +97,18 @@ def connect(assembly: Assembly) -> None:
         without = [name for host in hosts for name in on_host[host] if name not in ends]
         if without:
             assembly.note(
-                f"{', '.join(without)}: no NVLink to {switch.name}, unlike other GPUs of the host; "
-                f"left out of its fabric"
+                f"{', '.join(without)}: no {kind.value} to {switch.name}, unlike other GPUs of the "
+                f"host; left out of its fabric"
             )
 
 
 def _pairs(
-    assembly: Assembly, nodes: dict[str, FoundGpu], pairs: dict[tuple[str, str], _Sum]
+    assembly: Assembly, nodes: dict[str, FoundGpu], pairs: dict[tuple[str, str, LinkKind], _Sum]
 ) -> None:
     """The links between two GPUs each, as many as both ends report."""
     noted: set[frozenset[str]] = set()
-    for (me, peer), mine in pairs.items():
-        theirs = pairs.get((peer, me), _Sum())
+    for (me, peer, kind), mine in pairs.items():
+        theirs = pairs.get((peer, me, kind), _Sum(kind))
         count = min(mine.count, theirs.count)
         if mine.count != theirs.count and frozenset((me, peer)) not in noted:
             noted.add(frozenset((me, peer)))
@@ -106,12 +117,12 @@ def _pairs(
                 f"{count} used"
             )
         if count:
-            rate, confidence = _rate(nodes[me])
+            rate, confidence = _rate(kind, nodes[me])
             assembly.send(
                 Link(
                     me,
                     peer,
-                    _kind(nodes[me]),
+                    kind,
                     count * rate,
                     count,
                     mine.part(count),
@@ -137,11 +148,11 @@ def _switch(
 
 
 def _both(assembly: Assembly, found: FoundGpu, other: str, total: _Sum) -> None:
-    rate, confidence = _rate(found)
+    rate, confidence = _rate(total.kind, found)
     assembly.join(
         found.node.name,
         other,
-        _kind(found),
+        total.kind,
         total.count * rate,
         count=total.count,
         nominal=total.part(total.count),
@@ -149,23 +160,18 @@ def _both(assembly: Assembly, found: FoundGpu, other: str, total: _Sum) -> None:
     )
 
 
-def _kind(found: FoundGpu) -> LinkKind:
-    return LinkKind.XGMI if found.node.amd else LinkKind.NVLINK
-
-
-def _rate(found: FoundGpu) -> tuple[float, Confidence]:
+def _rate(kind: LinkKind, found: FoundGpu) -> tuple[float, Confidence]:
     """GB/s of payload of one link, with its confidence."""
-    gpu = found.node
-    rate = tables.xgmi(gpu.sm) if gpu.amd else tables.nvlink(gpu.sm)
-    return rate, Confidence.MEDIUM if gpu.sm is None else Confidence.HIGH
+    sm = found.node.sm
+    return GPU_LINKS[kind].payload(sm), Confidence.MEDIUM if sm is None else Confidence.HIGH
 
 
-def _nominal(row: Element, found: FoundGpu, count: int) -> float | None:
+def _nominal(row: Element, kind: LinkKind, found: FoundGpu, count: int) -> float | None:
     """The nominal GB/s of a row: ``speed``, ringcoll's own attribute, is MB/s a link."""
     speed = number(row, "speed", 0.0)
     if speed > 0:
         return count * speed / 1000
-    each = None if found.node.amd else tables.nominal_nvlink(found.node.sm)
+    each = GPU_LINKS[kind].nominal(found.node.sm)
     return None if each is None else count * each
 
 

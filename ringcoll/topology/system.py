@@ -6,12 +6,13 @@ bandwidths are GB/s (10⁹ bytes a second) in one direction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from functools import cached_property
 
 from ringcoll.errors import ArgumentError
+from ringcoll.topology import tables
 
 
 class PathClass(IntEnum):
@@ -48,7 +49,41 @@ class LinkKind(Enum):
     NET = "network"
 
 
-GPU_LINKS = LinkKind.NVLINK, LinkKind.XGMI
+@dataclass(frozen=True, slots=True)
+class GpuLinks:
+    """A row of :data:`GPU_LINKS`: how files name the kind, what it carries, how people read it.
+
+    ``payload`` and ``nominal`` are GB/s of one link by :attr:`Gpu.sm`; the payloads are
+    ``constants`` of NCCL or RCCL. In the matrix a pair's ``cell`` has the number of links for "#".
+    """
+
+    element: str
+    payload: Callable[[int | None], float]
+    constants: str
+    cell: str
+    legend: str
+    switch: str = "switch"
+    nominal: Callable[[int | None], float | None] = lambda _: None
+
+
+GPU_LINKS: Mapping[LinkKind, GpuLinks] = {
+    LinkKind.NVLINK: GpuLinks(
+        element="nvlink",
+        payload=tables.nvlink,
+        nominal=tables.nominal_nvlink,
+        constants="NCCL",
+        cell="NV#",
+        legend="# NVLinks, directly or to the NVSwitches",
+        switch="NVSwitch",
+    ),
+    LinkKind.XGMI: GpuLinks(
+        element="xgmi",
+        payload=tables.xgmi,
+        constants="RCCL",
+        cell="XGMI",
+        legend="a direct link between AMD GPUs",
+    ),
+}
 """The kinds that join GPUs, directly or by switches; paths of these alone are NVL."""
 
 NETWORK_LINKS = (LinkKind.NET,)

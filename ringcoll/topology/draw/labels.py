@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, Network, Nic, Node, NvSwitch, System
+from ringcoll.topology.system import (
+    GPU_LINKS,
+    Cpu,
+    Gpu,
+    Link,
+    LinkKind,
+    Network,
+    Nic,
+    Node,
+    NvSwitch,
+    System,
+)
 
 
 def labels_of(system: System) -> Mapping[str, str]:
@@ -27,7 +38,9 @@ def _label(system: System, node: Node) -> str:
         return f"CPU{node.numa}" if node.numa >= 0 else "CPU"
     if isinstance(node, NvSwitch):
         switches = [n for n in system.nodes if isinstance(n, NvSwitch) and n.host == node.host]
-        return f"NVSwitch{switches.index(node)}" if len(switches) > 1 else "NVSwitch"
+        names = (GPU_LINKS[x.kind].switch for x in system.out[node.name] if x.kind in GPU_LINKS)
+        name = next(names, "NVSwitch")
+        return f"{name}{switches.index(node)}" if len(switches) > 1 else name
     if isinstance(node, Network):
         return "network"
     return f"switch {busid_of(system, node)}".rstrip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ringcoll.topology.draw.labels import labels_of, ranges
@@ -25,9 +27,6 @@ _WIDTH = 100
 """Letters of a line of names."""
 
 _LEGEND: Mapping[str, str] = {
-    "X": "itself",
-    "NV#": "# NVLinks, directly or to the NVSwitches",
-    "XGMI": "a direct link between AMD GPUs",
     "C2C": "the link between a GPU and its CPU",
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches, no CPU",
@@ -62,9 +61,10 @@ def format_matrix(system: System) -> str:
         between = _between(system)
         used |= set(between)
         parts.append(f"between GPUs of different hosts: {', '.join(between)}")
-    if any(cell.startswith("NV") for cell in used):
-        used.add("NV#")
-    legend = [f"  {name:<6}{text}" for name, text in _LEGEND.items() if name in used]
+    used |= {re.sub(r"\d+$", "#", cell) for cell in used}
+    gpu_links = {row.cell: row.legend for row in GPU_LINKS.values()}
+    meanings = {"X": "itself", **gpu_links, **_LEGEND}
+    legend = [f"  {name:<6}{text}" for name, text in meanings.items() if name in used]
     return "\n\n".join([*parts, "\n".join(["legend:", *legend])]) + "\n"
 
 
@@ -119,24 +119,26 @@ def _names(system: System, host: int) -> list[str]:
 def _cell(system: System, a: Node, b: Node, bus: Mapping[str, Mapping[str, PathClass]]) -> str:
     if a.name == b.name:
         return "X"
-    count = _nvlinks(system, a.name, b.name)
-    if count and isinstance(a, Gpu) and isinstance(b, Gpu):
-        return "XGMI" if a.amd and b.amd else f"NV{count}"
-    return bus[a.name].get(b.name, PathClass.DIS).name
+    joined = _gpu_links(system, a.name, b.name) if isinstance(b, Gpu) else ""
+    return joined or bus[a.name].get(b.name, PathClass.DIS).name
 
 
-def _nvlinks(system: System, a: str, b: str) -> int:
-    """How many NVLinks join two GPUs; through switches, as many as the one with fewer has."""
-    count = 0
+def _gpu_links(system: System, a: str, b: str) -> str:
+    """The cell of two GPUs that links of one kind join, of several the most; "" if none does.
+
+    Through switches they are as many as the GPU with fewer has.
+    """
+    counts: Counter[LinkKind] = Counter()
     for first in system.out[a]:
         if first.kind not in GPU_LINKS:
             continue
         if first.dst == b:
-            count += first.count
+            counts[first.kind] += first.count
         elif isinstance(system.node(first.dst), NvSwitch):
             onward = (link for link in system.out[first.dst] if link.dst == b)
-            count += sum(min(first.count, second.count) for second in onward)
-    return count
+            counts[first.kind] += sum(min(first.count, second.count) for second in onward)
+    cells = (GPU_LINKS[kind].cell.replace("#", str(n)) for kind, n in counts.most_common() if n)
+    return next(cells, "")
 
 
 def _numa(system: System, node: Node) -> str:
@@ -165,8 +167,8 @@ def _between(system: System) -> list[str]:
     for a in firsts.values():
         for b in firsts.values():
             if a.host < b.host:
-                count = _nvlinks(system, a.name, b.name)
-                found.add(f"NV{count}" if count else path_class(system, a.name, b.name).name)
+                joined = _gpu_links(system, a.name, b.name)
+                found.add(joined or path_class(system, a.name, b.name).name)
     return sorted(found)
 
 

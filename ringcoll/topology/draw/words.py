@@ -61,7 +61,7 @@ def _kind(gpu: Gpu) -> str:
 def _nvlinks(system: System) -> Iterator[str]:
     """How NVLink joins the GPUs: through switches, in pairs, to CPUs, or not at all."""
     switched: dict[tuple[object, ...], list[Link]] = {}
-    direct: list[Link] = []
+    direct: dict[LinkKind, list[Link]] = {}
     to_cpu: list[Link] = []
     for gpu in system.gpus:
         for link in system.out[gpu.name]:
@@ -69,22 +69,25 @@ def _nvlinks(system: System) -> Iterator[str]:
                 continue
             other = system.node(link.dst)
             if isinstance(other, NvSwitch):
-                key = (link.count, link.bandwidth, link.nominal, link.source)
+                key = (link.kind, link.count, link.bandwidth, link.nominal, link.source)
                 switched.setdefault(key, []).append(link)
+            elif isinstance(other, Cpu):
+                to_cpu.append(link)
             else:
-                (to_cpu if isinstance(other, Cpu) else direct).append(link)
+                direct.setdefault(link.kind, []).append(link)
     for links in switched.values():
         which = "every GPU has" if len(switched) == 1 else f"{_many(len(links), 'GPU')} with"
-        count = _many(links[0].count, "NVLink")
-        yield f"{which} {count} to the NVSwitch: {_rate(links[0])}"
-    if direct:
-        pairs = len({frozenset((link.src, link.dst)) for link in direct})
+        kind = links[0].kind
+        count = _many(links[0].count, kind.value)
+        yield f"{which} {count} to the {GPU_LINKS[kind].switch}: {_rate(links[0])}"
+    for kind, links in direct.items():
+        pairs = len({frozenset((link.src, link.dst)) for link in links})
         hosts = Counter(gpu.host for gpu in system.gpus).values()
         possible = sum(count * (count - 1) // 2 for count in hosts)
         which = "every pair" if pairs == possible else f"{pairs} of {possible} pairs"
         where = " of a host" if len(system.hosts) > 1 else ""
-        yield f"{which} of GPUs{where} joined directly by {link_label(direct[0])}:"
-        yield from _each(direct)
+        yield f"{which} of GPUs{where} joined directly by {kind.value}:"
+        yield from _each(links)
     if to_cpu:
         name = link_label(to_cpu[0])
         yield f"{_many(len(to_cpu), 'GPU')} with {name} to the CPU:"
@@ -102,7 +105,7 @@ def _each(links: Sequence[Link]) -> Iterator[str]:
 
 def _rate(link: Link) -> str:
     """The bandwidth, its source, and the nominal rate."""
-    table = "RCCL" if link.kind is LinkKind.XGMI else "NCCL"
+    table = GPU_LINKS[link.kind].constants if link.kind in GPU_LINKS else "NCCL"
     how = [f"payload by {table}'s constants" if link.source is Source.TABLE else link.source.value]
     if link.nominal is not None:
         nominal = f"nominal {_exact(link.nominal)}"
