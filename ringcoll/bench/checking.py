@@ -88,16 +88,17 @@ def _factors(generator: np.random.Generator, dtype: DType, rank: int) -> Array:
     return np.array([1, -1, power, -power]).astype(dtype.numpy)[turns]
 
 
-def _precision(dtype: DType) -> int:
-    """Significant bits of a float or of a complex part: 2 to this power and less are exact."""
-    return int(ml_dtypes.finfo(dtype.numpy).nmant) + 1  # type: ignore[no-untyped-call]
+def _most(dtype: DType) -> int:
+    """Up to this all whole numbers of a float or of a complex part are exact, and the next not."""
+    info: Any = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return min(1 << (int(info.nmant) + 1), int(float(info.max)))
 
 
 def _whole_numbers(
     generator: np.random.Generator, dtype: DType, nranks: int, op: str | None
 ) -> Array:
     """Whole numbers of which ``nranks`` add up exactly, with a factor of 3 for premul_sum."""
-    largest = 1 << min(_precision(dtype), _MOST_BITS)
+    largest = min(_most(dtype), 1 << _MOST_BITS)
     if op not in ("min", "max"):
         largest //= nranks * (3 if op == "premul_sum" else 1)
     largest = max(1, largest)
