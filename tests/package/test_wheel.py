@@ -90,11 +90,9 @@ def checkout(tmp_path):
 @pytest.mark.slow
 def test_kernels_of_a_wheel_are_loaded_without_a_compiler(tmp_path, checkout):
     cache = KernelCache(None)
-    cubins = [os.urandom(50_000 + number) for number in range(3)]
-    kernels = [
-        (cache.key(text, "sm_90"), cubin)
-        for text, cubin in zip(generic_texts(2), cubins, strict=True)
-    ]
+    texts = list(generic_texts(2))
+    cubins = [os.urandom(50_000 + number) for number in range(len(texts))]
+    kernels = [(cache.key(text, "sm_90"), cubin) for text, cubin in zip(texts, cubins, strict=True)]
     folder = checkout / "ringcoll" / "compiled"
     write_archive(folder, "sm_90", kernels, version=__version__, nvrtc=(12, 9))
     (folder / "new-left-behind").write_bytes(b"")
