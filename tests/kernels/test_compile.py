@@ -128,6 +128,12 @@ def test_a_future_architecture_needs_a_newer_compiler():
         compile_kernel(SOURCE, "sm_990")
 
 
+def test_an_architecture_between_others_needs_another_cuda():
+    # Neither CUDA 12 nor 13 has it.
+    with pytest.raises(MachineError, match=r"not for 'sm_102': another CUDA may, pip install"):
+        compile_kernel(SOURCE, "sm_102")
+
+
 def test_a_word_is_no_architecture():
     with pytest.raises(MachineError, match=r"not for 'hopper'$"):
         compile_kernel(SOURCE, "hopper")

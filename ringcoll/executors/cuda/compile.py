@@ -168,6 +168,8 @@ def _check_arch(nvrtc: Any, arch: str) -> None:
         message += f": GPUs before it need CUDA 12, {pip_install('cu12')}"
     elif number is not None and number > known[-1]:
         message += ": a newer GPU needs a newer NVRTC, pip install -U nvidia-cuda-nvrtc"
+    elif number is not None:  # such as 110, which CUDA 12 lacks, though it has 120
+        message += f": another CUDA may, {advice()}"
     raise MachineError(message)
 
 
