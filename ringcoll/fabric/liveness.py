@@ -135,10 +135,15 @@ def raise_departed(
             raise departure(names[rank], statuses[rank].state)
 
 
+def has_closed(name: int) -> str:
+    """What errors say of a rank that has closed, which ``spawn`` says in words of its own."""
+    return f"rank {name} closed its communicator"
+
+
 def departure(name: int, state: State) -> RankLostError:
     """The error of a rank, by its name in messages, that has closed or exited."""
-    how = "closed" if state is State.CLOSED else "left without closing"
-    error = RankLostError(f"rank {name} {how} its communicator")
+    left = f"rank {name} left without closing its communicator"
+    error = RankLostError(has_closed(name) if state is State.CLOSED else left)
     error.left = name
     return error
 

@@ -31,6 +31,7 @@ from ringcoll.fabric import (
     start_all,
     thread_fabrics,
 )
+from ringcoll.fabric.liveness import has_closed
 
 
 def init(
@@ -249,8 +250,7 @@ def run_ranks(
         failures.sort(key=lambda failure: _consequence(failure[1]))
         error = failures[0][1]
         for other in returned if isinstance(error, RankLostError) else ():
-            name = f"rank {other}"
-            error.args = (str(error).replace(f"{name} closed its communicator", f"{name} {left}"),)
+            error.args = (str(error).replace(has_closed(other), f"rank {other} {left}"),)
         if hasattr(error, "add_note"):
             error.add_note(_who_raised(failures, nranks))
         raise error
