@@ -62,7 +62,9 @@ class Channel:
             os._exit(2)  # the launcher has died: the subreaper is the parent now
         stream = kept(errors)
         if stream is not None:
-            os.dup2(stream, 2)
+            # Not descriptor 2: MPICH writes pages there when a rank dies during its call, which
+            # the supervisor says in a line.
+            sys.stderr = os.fdopen(stream, "w", buffering=1, errors="backslashreplace")
 
     def send(self, kind: str, text: object = "") -> bool:
         """Report to the supervisor; False where there is none."""

@@ -146,6 +146,33 @@ def test_a_message_is_one_line_of_bounded_length():
     assert message.count(b"\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        ("os.kill(os.getpid(), 9)", "# mine\nringcoll bench: a rank or its launcher died; "),
+        ("print('x', file=sys.stderr)", "# mine\nx\nAbort(1)\nBoth lines of a library\n"),
+    ],
+)
+def test_words_of_a_library_come_last_and_only_where_nothing_else_explains(end, shown):
+    """MPICH writes a page to descriptor 2 when another rank dies during its call."""
+    rank = (
+        "import os, sys; from ringcoll.bench.supervisor import Channel; Channel(sys.argv[1])\n"
+        "os.write(2, b'Abort(1)\\nBoth lines of a library\\n')\n"
+        f"print('# mine', file=sys.stderr); {end}"
+    )
+    code = (
+        "import subprocess, sys; from ringcoll.bench.supervisor import supervise\n"
+        "words = ['sh', '-c', '\"$@\"; exit $?', 'sh', sys.executable, '-c', sys.argv[1]]\n"
+        "start = lambda marker: subprocess.run([*words, marker]).returncode\n"
+        "sys.exit(supervise(start, 'mpiexec', quiet=True))"
+    )
+    words = [sys.executable, "-c", code, rank]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == ""
+    assert done.stderr.startswith(shown)
+    assert len(done.stderr.splitlines()) == shown.count("\n") + (done.returncode != 0)
+
+
 @pytest.mark.parametrize("number", ["", "x", "²", "9" * 11])
 def test_a_variable_that_is_no_descriptor_is_no_launcher(number):
     assert not launcher_ended({"PMI_FD": number})
