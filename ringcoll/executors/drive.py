@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ringcoll.executors.pace import Transfer
 from ringcoll.executors.rows import Row, Signal, Wait
+from ringcoll.fabric.poll import polls
 from ringcoll.host.fence import Fence
 
 Idle = Callable[[Callable[[], bool]], None]
@@ -42,13 +43,13 @@ def row_steps(
 ) -> Task:
     """Run one lane to its end; ``base``, the call's epoch << 32, is added to every count.
 
-    A flag is polled ``spins`` times before the task pauses.
+    A flag is polled so often as ``polls(spins)`` says before the task pauses.
     """
     for waits, work, signals in rows:
         for words, at, count in waits:
             wanted = base + count
             while words[at] < wanted:
-                for _ in range(spins):
+                for _ in polls(spins):
                     if words[at] >= wanted:
                         break
                 else:

@@ -49,6 +49,7 @@ from ringcoll.executors.shared_state import (
 )
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import PAIRS
+from ringcoll.fabric.poll import polls
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer
 
@@ -246,7 +247,7 @@ class Pairs:
         """Poll for the ends of halves for some microseconds; returns the rest."""
         if not all(map(self.is_small, left)):
             return left
-        for _ in range(self.fabric.spins):
+        for _ in polls(self.fabric.spins):
             if any(map(self.may_finish, left)):
                 left = [half for half in left if not has_ended(half)]
                 if not left:

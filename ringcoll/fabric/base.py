@@ -52,8 +52,9 @@ class Fabric(ABC):
     """The ranks of a communicator, as one of them sees them; ``timeout`` is in seconds.
 
     ``fence`` goes between data and flag, on both sides; ``notify`` wakes rank p after a flag that
-    it may wait for was stored; None where waits poll, ``spins`` times at once. ``messages`` is None
-    once it is closed. ``names`` are what errors call the ranks.
+    it may wait for was stored; None where waits poll, ``spins`` times at once (``polls`` of
+    :mod:`ringcoll.fabric.poll`). ``messages`` is None once it is closed. ``names`` are what errors
+    call the ranks.
     """
 
     rank: int

@@ -3,7 +3,7 @@
 import os
 import re
 
-from ringcoll.fabric.poll import spins_of
+from ringcoll.fabric.poll import polls, spins_of
 from tests.processes.conftest import named
 
 
@@ -179,3 +179,12 @@ def test_a_rank_that_ends_before_it_begins_is_named(ranks):
 def test_ranks_that_share_cores_give_them_away_sooner(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert spins_of(1) == spins_of(2) > spins_of(3) == spins_of(4) > 0
+
+
+def test_a_core_is_given_away_between_the_later_polls_of_a_flag(monkeypatch):
+    given: list[None] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: given.append(None))
+    before = [len(given) for _ in polls(4)]
+    assert before[:6] == [0, 0, 0, 0, 1, 2]
+    assert 6 < len(before) < 100  # then a wait begins, which looks at who has died
+    assert not [*polls(0)]  # ranks that others wake poll nothing

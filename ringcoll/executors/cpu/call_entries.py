@@ -13,6 +13,7 @@ from ringcoll.executors.mismatch import different_calls, late_call
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.shared_state import SharedState, Words
 from ringcoll.fabric import Fabric
+from ringcoll.fabric.poll import polls
 
 
 class CallEntries:
@@ -40,7 +41,7 @@ class CallEntries:
         at = self.shared_state.entered
         for words in self.entered:
             if words[at] < base:
-                for _ in range(self.fabric.spins):
+                for _ in polls(self.fabric.spins):
                     if words[at] >= base:
                         break
                 else:
