@@ -14,11 +14,13 @@ costs more here: with 40, 5 ranks on 2 cores took 345 µs for 8 bytes, with 2 th
 
 _SPINS_ON_A_CORE, _SPINS_ON_SHARED_CORES = 40, 4
 
-_AT_ONCE = 40
+_AT_ONCE = 20
 """Yields of the processor, with a poll behind each, before a rank begins to wait, which costs some
 20 µs: it enters what it waits for, and looks at who has died. Calls of ``benchmarks.small_calls``,
-in turns on 2 cores, median µs with 0, 10 and 40 yields: all_reduce of 256 bytes by 2 ranks 20.4,
-13.9 and 13.5, by 4 ranks 88, 50 and 46; sendrecv 50, 38 and 38, and 176, 100 and 96."""
+in turns on 2 cores, median µs with 0, 10, 20 and 60 yields: all_reduce of 256 bytes by 4 ranks 79,
+49, 45 and 43, by 2 ranks 16.5, 10.4, 12.3 and 10.6; sendrecv by 4 ranks 146, 81, 75 and 72. Between
+nodes more than 20 delay the next look at what MPI has brought: a barrier of 2 nodes of 2 ranks took
+237 µs with none and with 10, and 285 with 40."""
 
 _INTERVAL = 0.02  # seconds between checks of who has died or closed
 _YIELDS = 200  # yields before the waiter sleeps
