@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +70,18 @@ def test_a_compilation_is_listed_with_its_call(capsys, tmp_path):
         ("sm_80", "reduce count=4", 2048),
         ("sm_90", "all_reduce count=4 dtype=float32 op=sum by LL", 2048),
     ]
+
+
+def test_compilations_of_one_millisecond_are_listed_in_order(capsys, tmp_path, monkeypatch):
+    times = itertools.count(1.8e9, 1e-5)
+    clock = SimpleNamespace(time=lambda: next(times), perf_counter=time.perf_counter)
+    monkeypatch.setattr(caching, "time", clock)
+    cache = KernelCache(kernel_folder(str(tmp_path)))
+    for number in range(8):
+        cache.get(str(number), "sm_80", f"call {number}")
+    assert main(["kernels", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)["cached"]
+    assert [each["call"] for each in found] == [f"call {number}" for number in range(7, -1, -1)]
 
 
 def test_archives_are_written_listed_and_taken(capsys, tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ class KernelCache:
             arch,
             version.__version__,
             "{}.{}".format(*nvrtc_version()),
-            round(time.time(), 3),
+            round(time.time(), 6),  # those of one millisecond are listed in order, too
             seconds,
             len(cubin),
             call,
