@@ -20,9 +20,9 @@ _PCI_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 _GEN3 = 60
 
 # The least compute capability and the rate of a link: NCCL's payload, and the nominal rate of the
-# data sheets (P100, V100, A100) or of NVML (H100, B200).
+# data sheets (P100, V100, A100) or of NVML (H100, B200). From 8.7 to 8.9 no GPU has NVLink.
 _NVLINK = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0))
-_NVLINK_NOMINAL = ((100, 53.125), (90, 26.562), (86, 14.0625), (70, 25.0), (60, 20.0))
+_NVLINK_NOMINAL = ((100, 53.125), (90, 26.562), (87, None), (86, 14.0625), (70, 25.0), (60, 20.0))
 _NVLINK_UNKNOWN = 20.0
 
 # RCCL's gfx numbers: 910 is gfx90a.

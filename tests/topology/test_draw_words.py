@@ -36,6 +36,19 @@ def test_what_is_reported_is_not_called_a_constant():
     assert "constants" not in said
 
 
+def test_gpus_that_only_c2c_joins_to_their_cpus_reach_each_other_by_it():
+    gpus = "".join(
+        f'<pci busid="0000:0{number + 1}:00.0" class="0x030200"><gpu dev="{number}" sm="90">'
+        f'<c2c bw="44712" count="5"/></gpu></pci>'
+        for number in range(2)
+    )
+    found = built(f'<system version="1"><cpu numaid="0" arch="arm64">{gpus}</cpu></system>')
+    said = format_machine(found)
+    assert "no NVLink between GPUs: they reach each other by C2C, PCIe and CPUs" in said
+    by_pcie = format_machine(system("panlichen-8x3090-topo.xml"))
+    assert "no NVLink between GPUs: they reach each other by PCIe and CPUs" in by_pcie
+
+
 def test_pairs_and_widths_of_a_mesh_are_counted():
     said = format_machine(system("amd-topo_8p1h.xml"))
     assert "8 GPUs (gfx910)" in said

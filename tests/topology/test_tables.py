@@ -29,6 +29,13 @@ def test_nvlink(sm, rate):
     assert tables.nvlink(sm) == rate
 
 
+@pytest.mark.parametrize("sm", [60, 70, 80, 86, 87, 89, 90, 100, 103])
+def test_a_link_carries_less_than_its_nominal_rate(sm):
+    nominal = tables.nominal_nvlink(sm)
+    assert (nominal is None) == (sm in (87, 89))
+    assert nominal is None or tables.nvlink(sm) < nominal
+
+
 @pytest.mark.parametrize(
     ("gfx", "rate"), [(906, 24.0), (908, 24.0), (910, 36.0), (942, 48.0), (950, 48.0), (None, 24.0)]
 )

@@ -93,7 +93,9 @@ def _nvlinks(system: System) -> Iterator[str]:
         yield f"{_many(len(to_cpu), 'GPU')} with {name} to the CPU:"
         yield from _each(to_cpu)
     if len(system.gpus) > 1 and not (switched or direct):
-        yield "no NVLink between GPUs: they reach each other by PCIe and CPUs"
+        c2c = any(link.kind is LinkKind.C2C for gpu in system.gpus for link in system.out[gpu.name])
+        buses = "C2C, PCIe" if c2c else "PCIe"
+        yield f"no NVLink between GPUs: they reach each other by {buses} and CPUs"
 
 
 def _each(links: Sequence[Link]) -> Iterator[str]:
