@@ -222,11 +222,10 @@ def mpi_bootstrap(
             return id_bootstrap(made, 0, nranks, timeout, once=True)
         while True:
             made = _received(mpi, given, deadline, timeout)
-            seconds = max(_SLEEP, deadline - time.monotonic())
+            begun = max(deadline, time.monotonic() + _SLEEP) - timeout
+            news = partial(_newer, given)
             try:
-                return id_bootstrap(
-                    made, rank, nranks, seconds, once=True, news=partial(_newer, given)
-                )
+                return id_bootstrap(made, rank, nranks, timeout, once=True, news=news, begun=begun)
             except _NewerId:
                 continue
     except mpi.Exception as error:

@@ -48,7 +48,13 @@ class RelayedBootstrap:
     """
 
     def __init__(
-        self, rank: int, nranks: int, timeout: float, where: str, relay: Relay | None = None
+        self,
+        rank: int,
+        nranks: int,
+        timeout: float,
+        where: str,
+        relay: Relay | None = None,
+        begun: float | None = None,
     ) -> None:
         if not 0 <= rank < nranks:
             raise ArgumentError(f"rank {rank} of {nranks}: wanted 0 <= rank < nranks")
@@ -61,10 +67,11 @@ class RelayedBootstrap:
         self._received = bytearray()
         self._failure: Failure | None = None  # that has ended this session
         self._has_joined = False
-        self._limit(timeout)
+        self._limit(timeout, begun)
 
-    def _limit(self, timeout: float) -> None:
-        self.timeout, self._deadline = timeout, time.monotonic() + timeout
+    def _limit(self, timeout: float, begun: float | None = None) -> None:
+        begun = time.monotonic() if begun is None else begun
+        self.timeout, self._deadline = timeout, begun + timeout
 
     def over(self, link: socket.socket, timeout: float) -> RelayedBootstrap:
         """Join over a connection that this rank keeps for its next ``init``."""

@@ -117,16 +117,18 @@ def id_bootstrap(
     *,
     once: bool = False,
     news: Callable[[], object] = lambda: None,
+    begun: float | None = None,
 ) -> RelayedBootstrap:
     """The ranks that have one id; ``once``: it serves this world alone, and rank 0 has made it.
 
-    ``news`` is called between attempts to connect; what it raises ends them.
+    ``news`` is called between attempts to connect; what it raises ends them. ``timeout`` counts
+    from ``begun`` on, a time of ``time.monotonic()``; None: from now on.
     """
     given, hosts, port, key = _parsed(given)
     maker = "" if once else ", or the process that made the id,"
     where = f"rank 0{maker} at {bracketed(hosts[0])}:{port}"
     relay = _serving.pop(given, None) if once else None
-    bootstrap = RelayedBootstrap(rank, nranks, timeout, where, relay)
+    bootstrap = RelayedBootstrap(rank, nranks, timeout, where, relay, begun)
     if rank == 0 and given not in _serving and not once:
         _serve_for_maker(given, hosts, port, key)
     bootstrap.local = _serving.get(given)

@@ -6,6 +6,7 @@ import math
 import re
 import socket
 import threading
+import time
 
 import pytest
 
@@ -51,6 +52,13 @@ def test_an_id_whose_maker_has_ended_asks_for_the_id_of_this_start():
     old = f"127.0.0.1:{free_port()}:{'0' * 32}"
     with pytest.raises(DeadlineError, match="with the id of this start, not an old one"):
         id_bootstrap(old, 1, 2, 0.3)
+
+
+def test_the_timeout_that_is_told_is_the_one_given_though_part_of_it_has_passed():
+    old = f"127.0.0.1:{free_port()}:{'0' * 32}"
+    begun = time.monotonic() - 999.7
+    with pytest.raises(DeadlineError, match=r"rank 1 of 2 tried 1e\+03 s to reach"):
+        id_bootstrap(old, 1, 2, 1000.0, begun=begun)
 
 
 def test_rank_and_nranks_come_with_the_id_or_from_the_environment():
