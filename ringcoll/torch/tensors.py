@@ -142,7 +142,15 @@ def flatten(tensors: Sequence[Any], name: str, *, filled: bool) -> tuple[Any, bo
 
 @contextmanager
 def gathered(tensors: Sequence[Any], name: str) -> Iterator[Any]:
-    """A flat tensor for the block to fill, whose parts then are in a list of tensors."""
+    """A flat tensor for the block to fill, whose parts then are in a list of tensors.
+
+    Raises:
+        ArgumentTypeError: one of them is sparse; the block is not entered.
+
+    """
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise sparse_error(tensor, name)
     flat, own = flatten(tensors, name, filled=False)
     yield flat
     if own:

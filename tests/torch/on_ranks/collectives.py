@@ -144,6 +144,11 @@ def sparse_tensors_are_refused_at_once(rank, n):
     x = torch.eye(3).to_sparse()
     with pytest.raises(TypeError, match="to_dense"):
         dist.all_reduce(x)
+    parts, dense = [torch.eye(3).to_sparse() for _ in range(n)], torch.eye(3)
+    with pytest.raises(TypeError, match="to_dense"):
+        dist.all_gather(parts, dense)
+    with pytest.raises(TypeError, match="to_dense"):
+        dist.all_to_all(parts, [dense] * n)
     y = torch.ones(2)
     dist.all_reduce(y)  # and the group is as it was
     assert y.tolist() == [4, 4]
