@@ -83,7 +83,10 @@ def _machine(root: Path) -> Iterator[Available]:
 
 def _groups(root: Path) -> Iterator[Available]:
     """Room in this process's memory control groups and in all that contain them."""
-    for folder, limit, usage in _folders(root, _read(root / "proc/self/cgroup")):
+    folders = _folders(root, _read(root / "proc/self/cgroup"))
+    if not folders:
+        _folders.cache_clear()  # the file of mounts may be readable the next time
+    for folder, limit, usage in folders:
         yield from _room(folder, limit, usage)
 
 

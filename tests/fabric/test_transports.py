@@ -98,6 +98,16 @@ def test_the_tightest_group_above_counts(tmp_path):
     assert room.source.endswith("cgroup/job")
 
 
+def test_mounts_that_could_not_be_read_once_are_read_again(tmp_path):
+    files = dict(V2)
+    mounts = files.pop("proc/self/mountinfo")
+    group = "sys/fs/cgroup/job/step"
+    tree(tmp_path, {**files, f"{group}/memory.max": f"{GIB}\n", f"{group}/memory.current": "0\n"})
+    assert limits.available(tmp_path).nbytes == 4 * GIB - RESERVE
+    tree(tmp_path, {"proc/self/mountinfo": mounts})
+    assert limits.available(tmp_path).nbytes == GIB - RESERVE
+
+
 def test_a_container_sees_its_own_group_at_the_mount(tmp_path):
     group = "sys/fs/cgroup/memory"
     tree(
