@@ -157,13 +157,13 @@ class Settings:
 
     def agreed(self) -> bytes:
         """The settings that ranks must share, as JSON."""
-        names = ("device", "transport", "pace", "topo_file", "register", "tuning")
-        shared = {name: getattr(self, name) for name in names}
+        shared = {name: getattr(self, name) for name in SETTINGS if name not in _OWN}
         return json.dumps(shared, sort_keys=True).encode()
 
 
 OPTIONS = tuple(field.name for field in fields(Config))
 SETTINGS = tuple(field.name for field in fields(Settings))
+_OWN = ("node", "cache_dir", "debug", "kernel_wait")  # each rank's own business
 
 
 def from_options(where: str, /, **options: Any) -> Config:

@@ -15,6 +15,7 @@ import pytest
 import ringcoll
 from ringcoll.config import (
     DEFAULTS,
+    SETTINGS,
     Config,
     Settings,
     from_environment,
@@ -251,3 +252,22 @@ def test_what_ranks_must_share():
     assert json.loads(Config(algorithm=my_ring).agreed())["algorithm"] == "my_ring"
     assert Settings(node="a", pace=(1, 0)).agreed() == Settings(node="b", pace=(1.0, 0.0)).agreed()
     assert Settings(pace=(1, 0)).agreed() != Settings(pace=(2, 0)).agreed()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_ranks_agree_on_all_settings_but_those_of_a_rank_alone(name):
+    values = {
+        "node": "a",
+        "topo_file": "a.xml",
+        "device": "cpu",
+        "transport": "host",
+        "cache_dir": "/tmp",
+        "debug": True,
+        "pace": (1, 0),
+        "register": False,
+        "kernel_wait": 1.0,
+        "tuning": "off",
+    }
+    given: dict[str, Any] = {name: values[name]}
+    own = name in ("node", "cache_dir", "debug", "kernel_wait")
+    assert (Settings(**given).agreed() == Settings().agreed()) == own
