@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 OWN_PATH = os.environ["PYTHONPATH"].split(os.pathsep)
-HIGH = 200  # descriptors from here on are none of this process's
+MOST = 200  # descriptors of a proxy
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Request:
 
 def received(link: socket.socket) -> Request:
     """All that a proxy sends before it waits."""
-    header, descriptors, *_ = socket.recv_fds(link, 8, HIGH)
+    header, descriptors, *_ = socket.recv_fds(link, 8, MOST)
     size, text = int.from_bytes(header, sys.byteorder), b""
     while len(text) < size and (part := link.recv(size - len(text))):
         text += part
@@ -136,10 +136,12 @@ def become(request: Request) -> None:
     for number in request.ignored:
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
+    own = map(int, os.listdir("/proc/self/fd"))
+    above = 1 + max(*own, *request.descriptors)
     moved: dict[int, int] = {}
     for number, descriptor in request.descriptors.items():
-        moved[number] = os.dup2(descriptor, HIGH + len(moved))
-    os.closerange(3, HIGH)
+        moved[number] = os.dup2(descriptor, above + len(moved))
+    os.closerange(3, above)
     for number, descriptor in moved.items():
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -79,6 +79,23 @@ def test_it_has_the_descriptors_and_no_more():
     os.close(reading)
 
 
+def test_it_has_the_descriptors_by_numbers_above_those_of_who_forks():
+    """A test process may have hundreds open when it starts who forks; 0 to 2 are passed, too."""
+    held = [os.dup(1)]
+    while held[-1] < 250:
+        held.append(os.dup(1))
+    passed = [*range(203, 251)]
+    text = "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))"
+    command = forked([sys.executable, "-W", "error", "-c", text], *FIRST, "wave")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, pass_fds=passed
+    )
+    for descriptor in held:
+        os.close(descriptor)
+    assert done.stderr == ""
+    assert done.stdout == f"{[0, 1, 2, 3, *passed]}\n"
+
+
 def test_the_other_end_of_a_descriptor_sees_the_program_end_not_its_proxy():
     """Also where the program closes it and goes on."""
     with subprocess.Popen(
