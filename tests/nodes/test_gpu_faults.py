@@ -32,7 +32,8 @@ def healthy(request, nodes):
         names = next(names for names, those in HEALTHY.items() if scenario in those)
         words = ",".join(HEALTHY[names])
         outcome = once(request, names, lambda: nodes("gpu_faults", names, words)).of(scenario)
-        assert (outcome.errors, outcome.statuses) == ("", [0])
+        assert outcome.statuses == [0], outcome.errors
+        assert not outcome.errors, outcome.errors
         assert len(outcome.verdicts) == len(names.split(","))
         return outcome
 

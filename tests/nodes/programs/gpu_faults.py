@@ -181,6 +181,8 @@ def short(gpus) -> dict:
             comm, place, lambda: error_of(lambda: made.append(comm.split(0)))
         )
         seen["left"] = len(set(gpus.host) - before)
+        comm.barrier()  # rank 1 has its own error, not that of those who abort
+        comm.synchronize()
         for child in made:
             error_of(child.abort, "enough")
             error_of(child.close)
@@ -281,6 +283,7 @@ def aborted(gpus) -> dict:
                 error_of(child.all_reduce, x, stream=3)
                 time.sleep(0.1)
                 if comm.rank == 2:
+                    hear(child)
                     child.abort("enough")
             else:
                 child.abort("enough")
@@ -290,6 +293,13 @@ def aborted(gpus) -> dict:
             comm.barrier()
             comm.synchronize()
     return seen
+
+
+def hear(comm) -> None:
+    """Return once another rank's error is known here, which on a loaded machine takes its time."""
+    late = time.monotonic() + 20
+    while error_of(comm.check) == "no error" and time.monotonic() < late:
+        time.sleep(0.01)
 
 
 class Stream:
