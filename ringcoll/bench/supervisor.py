@@ -13,20 +13,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import select
 import signal
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ringcoll import interrupts
 from ringcoll.bench.launch import kept, marker_of
+from ringcoll.bench.leftovers import leftovers, remove, shared_memory
 from ringcoll.bootstrap.launcher import launcher_ended, launcher_of
 
 __all__ = ["GRACE", "Channel", "limit", "supervise"]
@@ -40,7 +40,6 @@ _POLL_SECONDS = 0.01
 _MESSAGE_BYTES = select.PIPE_BUF  # a write of so many is not mixed with others'
 # Of a rank or of the launcher's own processes, as MPICH and Open MPI report them.
 _DEATHS = ("BAD TERMINATION", "exited on signal", "process manager error")
-_MPICH = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -108,7 +107,7 @@ class _Job:
         self._died = ""
         self._signal: int | None = None
         self._deadline = float("inf")
-        self._memory: set[str] = set()  # files that MPI_Finalize would remove
+        self._files: set[str] = set()  # that ranks would remove as they end
         self._pending = b""
 
     def run(self, start: Callable[[str], int]) -> int:
@@ -222,7 +221,7 @@ class _Job:
     def _interrupt(self, number: int) -> None:
         """Let the rank that has rows save them; a second interruption ends everything at once."""
         first, self._signal = self._signal is None, number
-        self._memory |= shared_memory(self._reap())
+        self._files |= leftovers(self._reap())
         self._deadline = min(self._deadline, time.monotonic())
         if first and self._rows is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -231,7 +230,7 @@ class _Job:
 
     def _limit(self) -> None:
         """A rank has failed: the others have a moment to end."""
-        self._memory |= shared_memory(self._reap())
+        self._files |= leftovers(self._reap())
         self._deadline = min(self._deadline, time.monotonic() + GRACE)
 
     def _reap(self) -> list[int]:
@@ -252,7 +251,7 @@ class _Job:
     def _end(self) -> None:
         """End every process of the job."""
         late = time.monotonic() + _LAUNCHER_SECONDS
-        self._memory |= shared_memory(self._reap())
+        self._files |= leftovers(self._reap())
         if self._status is None:
             os.kill(self._child, signal.SIGTERM)
         while self._status is None and time.monotonic() < late:
@@ -265,7 +264,7 @@ class _Job:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
         if not left:
-            remove(self._memory)
+            remove(self._files)
         self._read()
 
     def _conclude(self) -> int:
@@ -310,22 +309,6 @@ def limit() -> None:
         interrupts.tell()
 
     threading.Thread(target=wait, name="ringcoll-limit", daemon=True).start()
-
-
-def shared_memory(pids: Iterable[int]) -> set[str]:
-    """The files of MPICH's shared memory that these processes map."""
-    found: set[str] = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            found.update(_MPICH.findall(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
-    return found
-
-
-def remove(files: Iterable[str]) -> None:
-    """Remove files that MPI_Finalize would have removed; processes that map them keep them."""
-    for file in files:
-        with contextlib.suppress(OSError):
-            Path(file).unlink()
 
 
 def _children() -> Mapping[int, list[int]]:

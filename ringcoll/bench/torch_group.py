@@ -5,7 +5,7 @@ may each leave that to the other, and a killed one never comes to it. Nor may an
 while another rank has its group, for torch looks into the store all the while, and waits as long
 as the group's timeout for a file that is gone. So every rank holds a shared lock on a second file
 until its group is destroyed; who then gets that lock for itself is the last, and removes both. The
-kernel gives up what killed ranks hold.
+kernel gives up what killed ranks hold; a command that kills the rest of its ranks removes both.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringcoll.bench.leftovers import LOCK, STORE
 from ringcoll.bench.worlds import gather_bytes
 from ringcoll.errors import MachineError
 
@@ -50,10 +51,11 @@ def _make() -> tuple[list[str], str]:
     """The store, the lock and the error; no folder: torch aborts where one goes with its store."""
     made: list[str] = []
     try:
-        for suffix in ("", ".lock"):
-            file, path = tempfile.mkstemp(suffix, "ringcoll-store-")
-            os.close(file)
-            made.append(path)
+        file, path = tempfile.mkstemp("", STORE)
+        os.close(file)
+        made.append(path)
+        os.close(os.open(path + LOCK, os.O_CREAT | os.O_EXCL, 0o600))
+        made.append(path + LOCK)
     except OSError as error:
         _remove(made)
         return [], str(error)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.bench import supervisor
+from ringcoll.bench import leftovers, supervisor
 from ringcoll.bench.settings import COLLECTIVES
 from ringcoll.bootstrap.launcher import mpiexec
 from tests.launching import is_open_mpi, launch
@@ -81,7 +81,7 @@ def test_ctrl_c_leaves_no_shared_memory_of_mpi(own):
         children, pids = supervisor._children(), [process.pid]
         for pid in pids:  # which grows
             pids += children.get(pid, ())
-        files = supervisor.shared_memory(pids)
+        files = leftovers.shared_memory(pids)
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     assert files

@@ -37,7 +37,9 @@ def test_no_store_is_left(tmp_path, run):
     assert [*tmp_path.glob("*ringcoll*")] == []
 
 
-def test_no_store_is_left_by_the_rank_that_outlives_another(tmp_path):
+@pytest.mark.parametrize("other", ["ends", "is killed"])
+def test_no_store_is_left_where_a_rank_dies(tmp_path, other):
+    """The rank that outlives it removes the store, or, where that rank is killed, the command."""
     # Ranks over sockets: mpiexec may kill all for one.
     process = start(tmp_path, ["-c", WITHOUT_MPI], "-b", "64", "-e", "64K", "-f", "2", "-n", "1000")
     assert process.stdout is not None
@@ -48,6 +50,8 @@ def test_no_store_is_left_by_the_rank_that_outlives_another(tmp_path):
         if not line.startswith("#"):
             break  # something is measured: the ranks have met
     assert len([*tmp_path.glob("ringcoll-store-*")]) == 2
+    if other == "is killed":
+        os.kill(pids[0], signal.SIGSTOP)
     os.kill(pids[1], signal.SIGKILL)
     process.communicate(timeout=100)
     # How the other rank says so is gloo's where the death met a call of gloo's.
