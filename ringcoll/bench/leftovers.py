@@ -39,7 +39,7 @@ def remove(files: Iterable[str]) -> None:
 
 
 def _stores(pids: Iterable[int]) -> set[str]:
-    """torch's stores whose locks these processes hold, and the locks."""
+    """The stores of torch whose locks these processes hold, and the locks."""
     found: set[str] = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # ended meanwhile

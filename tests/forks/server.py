@@ -136,7 +136,7 @@ def become(request: Request) -> None:
     for number in request.ignored:
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
-    own = map(int, os.listdir("/proc/self/fd"))
+    own = (int(entry.name) for entry in Path("/proc/self/fd").iterdir())
     above = 1 + max(*own, *request.descriptors)
     moved: dict[int, int] = {}
     for number, descriptor in request.descriptors.items():
