@@ -2,9 +2,11 @@
 
 ::
 
-    python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--commit HASH] [--out FOLDER]
+    python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--large] [--commit HASH] [--out FOLDER]
 
-One process a GPU. Latency is that of a CUDA graph of 50 calls (fewer of large messages): the ranks
+One process a GPU. ringcoll comes twice: with symmetric memory, and with plain tensors of torch,
+which earlier calls have used. ``--large`` times large calls alone, by kernels and by copy engines.
+Latency is that of a CUDA graph of 50 calls (fewer of large messages): the ranks
 meet, a barrier and a gate on the stream let all begin at once, and the slowest rank counts; the
 median of the replays. bfloat16, sums of small whole numbers, which are exact: every element is
 compared before anything is timed.
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import socket
@@ -25,7 +26,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.gpu.timer import Line, Rendezvous, Timer, calls_of
+from benchmarks.gpu.library import Ringcoll
+from benchmarks.gpu.timer import Line, Rendezvous, Timer
 from benchmarks.gpu.torch_peers import Torch
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
@@ -38,6 +40,9 @@ KIB, MIB = 1 << 10, 1 << 20
 ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB, 512 * MIB)
 OTHERS = (4 * KIB, 64 * KIB, MIB)
 COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+
+LARGE = "4M:512M:2"
+"""Bytes of the calls that ``--large`` times."""
 
 WINDOWS = ("all_gather", "reduce_scatter")
 """What else NCCL has kernels for that use symmetric windows."""
@@ -82,169 +87,6 @@ def sweep(text: str) -> tuple[int, ...]:
     return (*found, end)
 
 
-def pattern(rank: int, count: int, seed: int) -> Any:
-    """Small whole numbers as the bits of bfloat16, on the device."""
-    import cupy
-
-    index = cupy.arange(count, dtype=cupy.uint32) * cupy.uint32(2654435761 + 2 * seed)
-    number = ((index >> 13) * cupy.uint32(rank + 3) >> 7) % cupy.uint32(17)
-    return number.astype(cupy.float32) - 8
-
-
-def as_bits(numbers: Any) -> Any:
-    """bfloat16's bits of whole numbers up to 256."""
-    import cupy
-
-    return (numbers.view(cupy.uint32) >> 16).astype(cupy.uint16)
-
-
-def wanted(name: str, rank: int, nranks: int, count: int, seed: int) -> Any:
-    """What a rank must receive, in bits; None where it receives nothing."""
-    import cupy
-
-    wide = name in ("reduce_scatter", "all_to_all")
-    sent = [pattern(peer, count * (nranks if wide else 1), seed) for peer in range(nranks)]
-    own = slice(rank * count, (rank + 1) * count)
-    if name == "broadcast":
-        return as_bits(sent[0])
-    if name == "all_gather":
-        return as_bits(cupy.concatenate(sent))
-    if name == "all_to_all":
-        return as_bits(cupy.concatenate([numbers[own] for numbers in sent]))
-    if name == "reduce" and rank:
-        return None
-    total = sent[0]
-    for numbers in sent[1:]:
-        total = total + numbers
-    return as_bits(total[own] if name == "reduce_scatter" else total)
-
-
-def bits_of(array: Any) -> Any:
-    """The memory of an array of bfloat16 as 16-bit words."""
-    import cupy
-
-    return cupy.ndarray(array.size, cupy.uint16, memptr=array.data)
-
-
-class Ringcoll:
-    """Times the library."""
-
-    def __init__(self, rendezvous: Rendezvous, timer: Timer) -> None:
-        import cupy
-
-        import ringcoll
-
-        started = time.perf_counter()
-        self.comm = ringcoll.init(rendezvous, device="cuda", timeout=20.0)
-        self.init_seconds = time.perf_counter() - started
-        self.rendezvous, self.timer = rendezvous, timer
-        timer.align = lambda stream: self.comm.barrier(stream=stream.ptr)
-        self.stream = cupy.cuda.Stream(non_blocking=True)
-
-    def rows(self, name: str, nbytes: int, **options: Any) -> Iterator[dict[str, Any]]:
-        """Out of place and, for all_reduce, in place."""
-        comm, n = self.comm, self.comm.nranks
-        wide_in, wide_out = (
-            name in ("reduce_scatter", "all_to_all"),
-            name
-            in (
-                "all_gather",
-                "all_to_all",
-            ),
-        )
-        count = nbytes // 2 // (n if wide_in or wide_out else 1)
-        send = comm.empty(count * (n if wide_in else 1), "bfloat16")
-        recv = comm.empty(count * (n if wide_out else 1), "bfloat16")
-        for in_place in (False, True) if name == "all_reduce" else (False,):
-            wrong = self._wrong(name, send, recv, count, in_place, options)
-            with self.stream:
-                self._call(name, send, recv, in_place, options)
-                self.stream.synchronize()
-                calls = calls_of(nbytes)
-                self.stream.begin_capture()
-                for _ in range(calls):
-                    self._call(name, send, recv, in_place, options)
-                graph = self.stream.end_capture()
-                seconds = self.timer.median(
-                    functools.partial(graph.launch, self.stream), calls, self.stream
-                )
-                more = self.timer.eager(
-                    functools.partial(self._call, name, send, recv, in_place, options),
-                    calls,
-                    self.stream,
-                )
-            comm.synchronize()
-            yield {
-                "lib": "ringcoll",
-                "collective": name,
-                "bytes": nbytes,
-                "in_place": in_place,
-                "us": round(seconds, 2),
-                "wrong": wrong,
-                **more,
-                **options,
-            }
-
-    def _call(
-        self, name: str, send: Any, recv: Any, in_place: bool, options: dict[str, Any]
-    ) -> None:
-        comm = self.comm
-        if name == "broadcast":
-            comm.broadcast(send if comm.rank == 0 else None, recv, **options)
-        elif name == "reduce":
-            comm.reduce(send, recv if comm.rank == 0 else None, **options)
-        else:
-            getattr(comm, name)(*((send,) if in_place else (send, recv)), **options)
-
-    def _wrong(
-        self, name: str, send: Any, recv: Any, count: int, in_place: bool, options: dict[str, Any]
-    ) -> int:
-        """Wrong elements of three calls on fresh inputs."""
-        import cupy
-
-        comm, wrong = self.comm, 0
-        for _ in range(3):
-            seed = int(self.rendezvous.allgather(os.urandom(2))[0].hex(), 16)
-            with self.stream:
-                bits_of(send)[:] = as_bits(pattern(comm.rank, send.size, seed))
-                bits_of(recv)[:] = 0xA5A5
-                self._call(name, send, recv, in_place, options)
-                right = wanted(name, comm.rank, comm.nranks, count, seed)
-                if right is not None:
-                    got = bits_of(send if in_place else recv)
-                    # Two zeros are one value.
-                    unequal = (got != right) & ~((got | right) == 0x8000)
-                    wrong += int(cupy.count_nonzero(unequal))
-            comm.synchronize()
-        return sum(json.loads(part) for part in self.rendezvous.allgather(str(wrong).encode()))
-
-    def host_cost(self) -> dict[str, float]:
-        """Microseconds of the host: a call, and a bare launch of the same kernel."""
-        comm = self.comm
-        x = comm.empty(128, "bfloat16")
-        bits_of(x)[:] = 0
-        best: dict[str, float] = {}
-        with self.stream:
-            comm.all_reduce(x)
-            checked = next(reversed(comm._engine.calls._checked.values()))
-            prepared = next(iter(checked.prepared.values()))
-            pointer = self.stream.ptr
-            for name, call in (
-                ("call", lambda: comm.all_reduce(x)),
-                ("bare launch", lambda: prepared.launchable.launch(pointer, prepared.addresses)),
-            ):
-                for _ in range(5):
-                    self.stream.synchronize()
-                    self.timer.line.wait()
-                    started = time.perf_counter()
-                    for _ in range(200):
-                        call()
-                    each = (time.perf_counter() - started) / 200 * 1e6
-                    best[name] = round(min(each, best.get(name, each)), 2)
-        comm.synchronize()
-        return best
-
-
 def alternatives() -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Other ways to run some calls, by which the thresholds of the library are set."""
     direct = {
@@ -265,6 +107,18 @@ def alternatives() -> Iterator[tuple[str, int, dict[str, Any]]]:
             yield "all_reduce", nbytes, {"algorithm": "two_shot", "slices": slices}
         for algorithm in ("two_shot_fused", "ring", "all_pairs"):
             yield "all_reduce", nbytes, {"algorithm": algorithm}
+
+
+def large(calls: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Calls by copy engines in the usual and in other numbers of slices, beside the usual way."""
+    for name, nbytes in calls:
+        for plain in (False, True):
+            yield name, nbytes, {"plain": plain}
+            yield name, nbytes, {"plain": plain, "engine": "copy"}
+        for slices in (2, 4, 8, 16):
+            if nbytes // slices >= 4 * MIB:
+                how = {"plain": True, "engine": "copy", "slices": slices}
+                yield name, nbytes, how
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -296,14 +150,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for row in found:
                 print(json.dumps(row), flush=True)
 
-    for name, nbytes, options in alternatives() if args.alternatives else ():
+    others = alternatives() if args.alternatives else iter(())
+    if args.large:
+        others = large(wanted_calls(args.collectives, args.sizes or LARGE))
+    for name, nbytes, options in others:
         if goes_on():
             with contextlib.suppress(LaunchRefused):  # by all ranks alike
                 add(list(ours.rows(name, nbytes, **options)))
-    for name, nbytes in wanted_calls(args.collectives, args.sizes):
+    for name, nbytes in wanted_calls(args.collectives, args.sizes or LARGE * args.large):
         if not goes_on():
             break
-        add(list(ours.rows(name, nbytes)))
+        if not args.large:
+            add([*ours.rows(name, nbytes), *ours.rows(name, nbytes, plain=True)])
         yardstick = by_hand.row(nbytes) if name == "all_reduce" else None
         if yardstick is not None:
             add([yardstick])
@@ -396,6 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=200.0, help="start nothing new after")
     parser.add_argument("--alternatives", action="store_true", help="other ways to run, too")
+    parser.add_argument("--large", action="store_true", help="by kernels and by copy engines")
     parser.add_argument("--commit", default="", help="what is measured")
     parser.add_argument("--sizes", default="", help="256:512M:4 or 4K,1M; default: the bars'")
     parser.add_argument("--collectives", default="", help="default: all of them")
@@ -431,6 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words += [] if args.out is None else ["--out", str(args.out)]
     words += ["--eager"] * args.eager
     words += ["--alternatives"] * args.alternatives
+    words += ["--large"] * args.large
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
         line.truncate(4096)
         words += ["--line", line.name]

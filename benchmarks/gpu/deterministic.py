@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.bars import as_bits, bits_of, pattern
+from benchmarks.gpu.library import as_bits, bits_of, pattern
 from benchmarks.gpu.processes import Link, run_ranks
 from benchmarks.gpu.report import Report, print_table
 from benchmarks.gpu.timer import Line, Timer, calls_of

@@ -24,8 +24,8 @@ def unlike(collective: str, x: Any, rank: int, nranks: int) -> int:
     """Elements of a rank that are not what the call should have left there."""
     import cupy
 
-    from benchmarks.gpu.bars import as_bits, bits_of, pattern
     from benchmarks.gpu.deterministic import unequal
+    from benchmarks.gpu.library import as_bits, bits_of, pattern
 
     if collective == "reduce" and rank != 0:
         return 0

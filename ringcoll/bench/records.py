@@ -19,6 +19,7 @@ from ringcoll.units import format_bytes
 
 LIBRARIES = {
     "ringcoll": "ringcoll",
+    "ringcoll plain": "ringcoll, plain memory",
     "nccl": "NCCL",
     "nccl symmetric": "NCCL, symmetric windows",
     "torch": "torch symmetric memory",
