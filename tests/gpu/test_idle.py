@@ -82,6 +82,20 @@ def test_a_capture_on_the_stream_of_the_call_before_is_noticed_where_that_is_ask
     assert not stream_order.ended()
 
 
+def test_calls_are_marked_until_one_is_captured(stream_order, runtime):
+    """A mark costs each later call more than its launch, and tells nothing of replays."""
+    stream_order.switch_to(7)
+    runtime.busy = {7}
+    assert not module.all_idle()
+    assert stream_order.marking
+    runtime.busy = set()
+    runtime.capture(8)
+    stream_order.switch_to(8)
+    runtime.captured.clear()
+    assert not module.all_idle()
+    assert not stream_order.marking
+
+
 def test_large_calls_notice_a_capture_of_their_stream(stream_order, runtime, monkeypatch):
     """Where not every call checks: they do before they are made."""
     monkeypatch.setattr(module, "_tracking", False)

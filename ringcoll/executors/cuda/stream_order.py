@@ -44,14 +44,16 @@ def track_captures() -> None:
 def all_idle() -> bool:
     """Whether no call of this process can be running, as far as that is known without waiting.
 
-    False once a call was captured: its graph may be replayed at any time. A False also starts
+    False once a call was captured: its graph may be replayed at any time. Another False also starts
     marking the ends of calls by events, so that later work of their streams does not count.
     """
     with _lock:
         there = list(_all)
-    ended = all(stream_order.ended() for stream_order in there)
+    replayed = any(stream_order.captured for stream_order in there)
+    ended = not replayed and all(stream_order.ended() for stream_order in there)
     for stream_order in there:
-        stream_order.watch(marking=not ended)
+        # Marks, which cost a call more than its launch, would tell nothing of graphs.
+        stream_order.watch(marking=not (ended or replayed))
     return ended
 
 
