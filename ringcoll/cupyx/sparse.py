@@ -328,7 +328,8 @@ class SparseCalls:
         return self._xp.concatenate([arrays_of(m)[k] for m in matrices]) if matrices else None
 
     def _arrived(self, name: str, words: Any) -> Header:
-        header = Header.of_words(words.tolist())  # the host waits
+        self._await()
+        header = Header.of_words(words.tolist())
         if header is None:
             raise self._refusal(name, "the peer has sent no sparse matrix; make the same call")
         return header
