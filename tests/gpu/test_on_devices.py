@@ -39,6 +39,7 @@ def test_ranks_of_two_devices(scenario):
 
 
 @pytest.mark.multi_gpu
+@pytest.mark.alone  # the copies of rows in the devices' queues would come late beside others
 def test_plain_memory_that_calls_use_again_is_mapped(scenario):
     for seen in scenario("used_again", 2):
         assert seen.pop("wrong") == 0
@@ -50,6 +51,7 @@ def test_plain_memory_that_calls_use_again_is_mapped(scenario):
 
 
 @pytest.mark.multi_gpu
+@pytest.mark.alone  # the copies of rows in the devices' queues would come late beside others
 def test_captured_calls_on_memory_that_was_mapped(scenario):
     assert scenario("used_again_in_graphs", 2) == [[1, 0, 0]] * 2
 
