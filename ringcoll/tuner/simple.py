@@ -47,7 +47,7 @@ def in_place(call: Call) -> bool:
 
 def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
     """The choice where kernels move all data."""
-    if limits.hellos_decide and not COLLECTIVES[call.collective].has_root:
+    if limits.hellos_decide:
         return _choose_dual(call, machine, limits, fits)
     default = default_algorithm(call, machine, limits)
     why: tuple[str, ...] = ()

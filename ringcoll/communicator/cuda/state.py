@@ -227,7 +227,9 @@ class CudaState(RankState):
         mapped = mapped_buffers(call, hello)
         if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
             self.usable()  # in a fork all memory looks freed, which the log would tell the peers
-            return None, (*given[:2], *self.cuda.counted_hello(input_, output, hello))
+            rooted = COLLECTIVES[call.collective].has_root
+            hello = self.cuda.counted_hello(input_, output, hello, rooted=rooted)
+            return None, (*given[:2], *hello)
         if mapped:
             self.cuda.mappings.update()
         return mapped, given
@@ -430,7 +432,7 @@ def _registers(call: Call, config: Config, state: CudaState, mapped: frozenset[B
     return (
         call.nbytes >= MIN_BYTES
         and state.cuda.auto_register is not None
-        and not (kind.has_root or kind.prefix)
+        and not kind.prefix
         and not (config.engine == "copy" or callable(config.algorithm))
-        and len(mapped) < (1 if call.counts else 2)  # the most that all ranks know
+        and len(mapped) < (1 if call.counts or kind.has_root else 2)  # the most that all know
     )

@@ -27,7 +27,7 @@ from ringcoll.executors.cuda.simple import Writer, shape_words, simple_text
 from ringcoll.executors.cuda.source import elements_word, names_of
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
-from ringcoll.plan import Plan
+from ringcoll.plan import Buffer, Plan
 
 _HEAD = 5
 """Words before those of both programs: see ``ProgramChoice`` of ``kernels/simple.cuh``."""
@@ -43,6 +43,7 @@ class Variant:
     program: Program
     layout: Layout
     replicas: int
+    mapped: frozenset[Buffer]  # buffers that the ranks know to be mapped without the hellos
 
 
 def dual_body(
@@ -57,7 +58,7 @@ def dual_body(
 
     Args:
         staged: runs unless all deciding buffers are mapped: the root's own buffer of a rooted
-            call, else all buffers of all ranks.
+            call where those of all ranks are known to be mapped, else all buffers of all ranks.
         op: of the call; None where nothing is reduced.
 
     Raises:
@@ -115,7 +116,7 @@ def _words(staged: Variant, direct: Variant, writers: Sequence[Writer], at: Addr
     """The words of one rank: ``ProgramChoice`` of ``kernels/simple.cuh``, then both programs."""
     collective = staged.program.collective
     deciding = range(2 * collective.nranks)  # INPUT and OUTPUT of each rank in turns
-    if collective.kind.has_root:
+    if collective.kind.has_root and staged.mapped:
         own = collective.root << 1 | (collective.kind.rooted == "output")
         deciding = deciding[own : own + 1]
     one, two = (writer.rank(at) for writer in writers)

@@ -104,6 +104,7 @@ def body_like(body: Body, choice: Choice, call: Call, workspace: Workspace, at: 
 def _variants(choice: Choice) -> tuple[Variant, Variant]:
     """The staged and the direct program of a choice that has both."""
     staged, direct = (
-        Variant(found.program, found.layout, found.grid.replicas) for found in choice.variants
+        Variant(found.program, found.layout, found.grid.replicas, found.launch.mapped)
+        for found in choice.variants
     )
     return staged, direct

@@ -63,6 +63,9 @@ from ringcoll.tuner.measured import LEAST_LARGE
 from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
 
+LACKING = 1
+"""In place of the address of a buffer that a rank lacks: it is reached, and nobody looks there."""
+
 Others = Callable[[frozenset[Buffer]], Iterable[tuple[Call, Limits]]]
 """Calls of other sizes than one whose buffers in the set are mapped, and their options."""
 
@@ -335,16 +338,19 @@ class CudaPreparer:
         return self.auto_register
 
     def counted_hello(
-        self, input_: Extent, output: Extent, symmetric: tuple[int, int]
+        self, input_: Extent, output: Extent, symmetric: tuple[int, int], *, rooted: bool = False
     ) -> tuple[int, int]:
         """Both buffers of a large call as peers reach them; others are counted, and registered.
 
-        ``symmetric`` are both in symmetric memory.
+        ``symmetric`` are both in symmetric memory. ``rooted``: one may be the root's alone, which
+        is mapped already on the ranks that lack it.
         """
         self.mappings.update()
         registry, (first, second) = self.auto_register, symmetric
         if registry is None:
             return symmetric
+        if rooted:
+            first, second = first or LACKING * (not input_[0]), second or LACKING * (not output[0])
         registry.poll()
         if input_[0] and not first:
             first = registry.mapped_address(*input_)
