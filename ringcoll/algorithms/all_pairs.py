@@ -13,14 +13,17 @@ from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
 
 def all_to_all(nranks: int, *, only: Only = None) -> Plan:
-    """Each rank writes to each its segment: n - 1 segments out."""
+    """Each rank writes to each its segment: n - 1 segments out.
+
+    Lane 0 sends, lane 1 copies the rank's own segment meanwhile.
+    """
     n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for d in range(n):
             for rank in ranks:
                 peer = (rank + d) % n
-                yield Block(rank), Step((inp(rank, peer),), (out(peer, rank),))
+                yield Block(rank, lane=int(d == 0)), Step((inp(rank, peer),), (out(peer, rank),))
 
     return assemble(Collective("all_to_all", n), program(), symmetry=Symmetry((n,)))
 
