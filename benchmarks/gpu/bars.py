@@ -2,13 +2,13 @@
 
 ::
 
-    python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--large] [--commit HASH] [--out FOLDER]
+    python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--with OPTIONS]... [--out FOLDER]
 
 One process a GPU. ringcoll comes twice: with symmetric memory, and with plain tensors of torch,
-which earlier calls have used. ``--large`` times large calls alone, by kernels and by copy engines.
-Latency is that of a CUDA graph of 50 calls (fewer of large messages): the ranks
-meet, a barrier and a gate on the stream let all begin at once, and the slowest rank counts; the
-median of the replays. bfloat16, sums of small whole numbers, which are exact: every element is
+which earlier calls have used; and again with each ``--with``, such as ``engine=copy,slices=4``,
+unless that is refused. Latency is that of a CUDA graph of 50 calls (fewer of large messages): the
+ranks meet, a barrier and a gate on the stream let all begin at once, and the slowest rank counts;
+the median of the replays. bfloat16, sums of small whole numbers, which are exact: every element is
 compared before anything is timed.
 """
 
@@ -40,9 +40,6 @@ KIB, MIB = 1 << 10, 1 << 20
 ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB, 512 * MIB)
 OTHERS = (4 * KIB, 64 * KIB, MIB)
 COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
-
-LARGE = "4M:512M:2"
-"""Bytes of the calls that ``--large`` times."""
 
 WINDOWS = ("all_gather", "reduce_scatter")
 """What else NCCL has kernels for that use symmetric windows."""
@@ -109,16 +106,10 @@ def alternatives() -> Iterator[tuple[str, int, dict[str, Any]]]:
             yield "all_reduce", nbytes, {"algorithm": algorithm}
 
 
-def large(calls: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Calls by copy engines in the usual and in other numbers of slices, beside the usual way."""
-    for name, nbytes in calls:
-        for plain in (False, True):
-            yield name, nbytes, {"plain": plain}
-            yield name, nbytes, {"plain": plain, "engine": "copy"}
-        for slices in (2, 4, 8, 16):
-            if nbytes // slices >= 4 * MIB:
-                how = {"plain": True, "engine": "copy", "slices": slices}
-                yield name, nbytes, how
+def options_of(text: str) -> dict[str, Any]:
+    """Options of a call as the command line has them: ``engine=copy,slices=4``."""
+    pairs = (part.partition("=")[::2] for part in text.split(",") if part)
+    return {key: int(value) if value.isdigit() else value for key, value in pairs}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -150,18 +141,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for row in found:
                 print(json.dumps(row), flush=True)
 
-    others = alternatives() if args.alternatives else iter(())
-    if args.large:
-        others = large(wanted_calls(args.collectives, args.sizes or LARGE))
-    for name, nbytes, options in others:
+    def try_ours(name: str, nbytes: int, **how: Any) -> None:
+        with contextlib.suppress(LaunchRefused, ArgumentError):  # by all ranks alike
+            add(list(ours.rows(name, nbytes, **how)))
+
+    for name, nbytes, options in alternatives() if args.alternatives else ():
         if goes_on():
-            with contextlib.suppress(LaunchRefused):  # by all ranks alike
-                add(list(ours.rows(name, nbytes, **options)))
-    for name, nbytes in wanted_calls(args.collectives, args.sizes or LARGE * args.large):
+            try_ours(name, nbytes, **options)
+    for name, nbytes in wanted_calls(args.collectives, args.sizes):
         if not goes_on():
             break
-        if not args.large:
-            add([*ours.rows(name, nbytes), *ours.rows(name, nbytes, plain=True)])
+        for plain in (False, True):
+            add(list(ours.rows(name, nbytes, plain=plain)))
+            for text in args.more:
+                try_ours(name, nbytes, plain=plain, **options_of(text))
         yardstick = by_hand.row(nbytes) if name == "all_reduce" else None
         if yardstick is not None:
             add([yardstick])
@@ -254,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=200.0, help="start nothing new after")
     parser.add_argument("--alternatives", action="store_true", help="other ways to run, too")
-    parser.add_argument("--large", action="store_true", help="by kernels and by copy engines")
+    parser.add_argument("--with", dest="more", action="append", default=[], metavar="OPTIONS")
     parser.add_argument("--commit", default="", help="what is measured")
     parser.add_argument("--sizes", default="", help="256:512M:4 or 4K,1M; default: the bars'")
     parser.add_argument("--collectives", default="", help="default: all of them")
@@ -290,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words += [] if args.out is None else ["--out", str(args.out)]
     words += ["--eager"] * args.eager
     words += ["--alternatives"] * args.alternatives
-    words += ["--large"] * args.large
+    words += [word for text in args.more for word in ("--with", text)]
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
         line.truncate(4096)
         words += ["--line", line.name]
