@@ -31,7 +31,7 @@ from benchmarks.gpu.report import size_text
 
 __all__ = ["KINDS", "calls_of", "given", "main", "table", "wanted"]
 
-SIZES = (256, 64 << 10, 1 << 20, 16 << 20)
+SIZES = (256, 64 << 10, 1 << 20, 64 << 20)
 """Bytes of a call's larger array."""
 SETTLE = 2.0
 """Seconds in which kernels are compiled that the first calls did not wait for."""

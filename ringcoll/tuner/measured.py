@@ -48,6 +48,7 @@ ANY_BYTES = 1 << 62
 SWITCH = Source("4 NVIDIA H200 over NVSwitch", "2026-11-21", "gpu_choices_4.json")
 BLOCKS = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-22")
 PAIR = Source("2 NVIDIA H200 over NVSwitch", "2026-11-23", "gpu_copies_2.json")
+OPTIONS = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "gpu_options.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
 ASSUMED = Source("assumed, not measured", "2026-11-21")
 
@@ -64,13 +65,15 @@ LL_BYTES = Measured(
 the flag and for the data, and sends half as much."""
 
 LL128_BYTES = Measured(
-    4 << 20,
-    SWITCH,
-    "LL128 and Simple in µs, 4 MiB: all_reduce 24.0 and 28.7, all_gather 13.7 and 17.8, "
-    "reduce_scatter 13.9 and 20.1, broadcast 16.4 and 43.1",
-    {"broadcast": 8 << 20},
+    16 << 20,
+    OPTIONS,
+    "LL128 and Simple in µs, 16 MiB on 2 GPUs: all_reduce 57.1 and 64.4, all_gather 31.5 and 37.7, "
+    "reduce_scatter 31.1 and 40.9, broadcast 52.6 and 60.9, reduce 52.9 and 77.9, all_to_all 31.2 "
+    "and 40.7; 8 MiB on 4: 42.2 and 56.9, 23.0 and 34.3, 23.1 and 38.0, 29.1 and 51.8, 40.8 and "
+    "46.3, 23.1 and 37.5",
 )
-"""Bytes up to which LL128 is chosen."""
+"""Bytes up to which LL128 is chosen where its lines have room for the call: of 16 MiB those of
+all_gather, reduce_scatter and all_to_all."""
 
 LL_ALONE_BYTES = Measured(
     2 << 20,
@@ -185,11 +188,21 @@ COPY_ALGORITHMS = Measured(
 )
 """Algorithms of copy engines: of plain buffers, and of buffers mapped by all ranks."""
 
+STAGED_SLOTS = Measured(
+    4,
+    OPTIONS,
+    "all_reduce on 2 GPUs in 2, 4 and 6 slots, in µs: staged by kernels 64 MiB 257, 240 and 331, "
+    "512 MiB 1833, 1763 and 2522; by copy engines with 256 MiB of SCRATCH, 512 MiB on mapped "
+    "buffers in 4 slices 1511 in 2 slots and 1417 in 4, staged in 8 slices 1817 and 1508",
+)
+"""Slots of a chunk's slices in SCRATCH of GPU ranks: a signal and the credit back take as long
+as 2 MiB; with more slots slices are too short for the blocks."""
+
 COPIED_BYTES = Measured(
     32 << 20,
     PAIR,
     "engine='copy', all_reduce of 512 MiB on mapped buffers in slices of 8 and of 128 MiB, in µs: "
-    "1687 and 1433; SCRATCH of 12 MiB has room for slices of 6",
+    "1687 and 1433; SCRATCH of 12 MiB had room for slices of 6",
 )
 """Bytes of the larger buffer from which calls with engine="copy" are given a large SCRATCH."""
 
@@ -197,7 +210,12 @@ LARGE_RANKS = 2
 """Ranks for which LARGE_BYTES holds; others stay with kernels."""
 
 LARGE_BYTES: Measured[int] = Measured(
-    ANY_BYTES, ASSUMED, "copies between which no gate stands have not been timed", {}
+    ANY_BYTES,
+    OPTIONS,
+    "plain buffers of 512 MiB by kernels and by copy engines, in µs: all_reduce 1559 and 1507, "
+    "broadcast 1523 and 1523; beside a GEMM all_reduce of 256 MiB took 1.9 and 3.8 times as long, "
+    "since gates wait for its blocks",
+    {},
 )
 """Bytes of the larger buffer from which copy engines run a call without being asked for, once all
 ranks have mapped a large SCRATCH: none."""
@@ -242,6 +260,14 @@ PIPELINED: Measured[tuple[int, int, int] | None] = Measured(
     {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)},
 )
 """By algorithm, of those that are pipelined: bytes of a slice, the fewest and the most slices."""
+
+OVERLAPPED = Measured(
+    1,
+    OPTIONS,
+    "all_to_all in 1 and 2 slices",
+    {"all_to_all": 2},
+)
+"""Slices of algorithms that are not: lanes of one slice become one block."""
 
 BLOCK_BYTES = Measured(
     16 << 10,

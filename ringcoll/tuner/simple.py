@@ -15,7 +15,7 @@ from ringcoll.encode import BlockProgram, Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer
-from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
+from ringcoll.tuner.candidates import candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     BESIDE_BLOCKS,
@@ -28,9 +28,11 @@ from ringcoll.tuner.measured import (
     FUSED_BYTES,
     LARGE_BYTES,
     LARGE_RANKS,
+    OVERLAPPED,
     PAIR_ALGORITHMS,
     PIPELINED,
     SIMPLE_ALGORITHMS,
+    STAGED_SLOTS,
 )
 
 
@@ -165,10 +167,10 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
 
 
 def slices_of(call: Call, algorithm: Algorithm) -> int:
-    """Slices of a pipelined algorithm; in the others all ranks move data at once, in one slice."""
+    """Slices of a pipelined algorithm; in the others all ranks move data at once."""
     pipelined = None if callable(algorithm) else PIPELINED.of(algorithm)
     if pipelined is None:
-        return 1
+        return OVERLAPPED.of(call.collective)
     nbytes, least, most = pipelined
     return max(least, min(most, call.nbytes // nbytes))
 
@@ -186,7 +188,7 @@ def _launched(
     """The choice without a grid; algorithm and slices of the options go first."""
     candidate = candidate_of(call, machine, limits, default)
     slices = limits.slices or slices
-    launch = Launch("Simple", slices, WINDOW, limits.mapped, in_place(call))
+    launch = Launch("Simple", slices, STAGED_SLOTS.value, limits.mapped, in_place(call))
     return fitted(call, candidate, launch, fits, engine, why)
 
 

@@ -281,7 +281,7 @@ def test_the_kernels_of_other_sizes_are_known_from_one_call(ranks, monkeypatch, 
 
     protocols = {call(256)[0]}
     ahead = {*compiled}
-    for nbytes in (1 << 20, 16 << 20):
+    for nbytes in (1 << 20, 64 << 20):
         protocol, text = call(nbytes)
         assert text in ahead
         protocols.add(protocol)

@@ -68,7 +68,7 @@ def test_lines_grow_wider_and_then_end(name):
 def test_kernels_are_compiled_ahead_for_sizes_of_every_protocol(name):
     samples = {protocol: by.samples for protocol, by in PROTOCOL_SIZES.items()}
     assert all(samples.values())
-    samples["Simple"] = (16 << 20, 64 << 20)
+    samples["Simple"] = (64 << 20, 256 << 20)
     for protocol, nbytes in ((p, size) for p, sizes in samples.items() for size in sizes):
         assert choice(name, nbytes).launch.protocol == protocol, nbytes
 
@@ -196,7 +196,7 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
         (8, 64, {}, "chain", 16, 64),  # a lane of the root would have 18 blocks
         (4, 64, {"blocks": 95}, "chain", 16, 64),
         (4, 64, {"channels": 2}, "ring", 16, 128),
-        (4, 64, {"mapped": frozenset()}, "scatter_gather", 32, 2 * 43),
+        (4, 64, {"mapped": frozenset()}, "scatter_gather", 64, 2 * 22),
         (4, 64, {"algorithm": "scatter_gather_fused", "slices": 3}, "scatter_gather_fused", 3, 132),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_rooted_call_carries_what_runs_where_the_root_is_reached(nranks, name,
 
 def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
     found = rooted("reduce")
-    assert (found.launch.slices, found.program.scratch) == (32, 3)
+    assert (found.launch.slices, found.program.scratch) == (64, 3)
     assert (found.direct.launch.slices, found.direct.program.scratch) == (1, 0)
 
 

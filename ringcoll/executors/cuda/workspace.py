@@ -41,10 +41,10 @@ class Workspace:
     nranks: int
     _: KW_ONLY
     line_half: int = 4 << 20  # one half of LL's lines
-    wide_half: int = 10 << 20  # one half of LL128's lines
+    wide_half: int = 205 << 16  # one half of LL128's lines: all_reduce of 8 MiB on 4 ranks
     scratch_half: int = 8 << 20  # one half of SCRATCH
     replicas: int = 64  # the most CUDA blocks that a block of a program may have
-    copied: int = 12 << 20  # the SCRATCH of calls of copy engines
+    copied: int = 11 << 20  # the SCRATCH of calls of copy engines
     zone_bytes: int = 7 << 20
 
     @property
