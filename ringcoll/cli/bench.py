@@ -41,6 +41,11 @@ mpiexec -n 4 ringcoll bench all_gather            ranks that a launcher starts
 """
 
 _FINALIZES = weakref.finalize.__call__.__code__
+_CALLBACKS = {
+    weakref.WeakValueDictionary.__init__.__code__.co_filename: "remove",
+    weakref.WeakSet.__init__.__code__.co_filename: "_remove",
+}
+"""By file: the callbacks of weak dictionaries and of weak sets, which are made for each object."""
 _AGAIN_SECONDS = 10e-3
 
 
@@ -167,7 +172,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise KeyboardInterrupt, inside a finalizer a moment later."""
     inner = frame
     while inner is not None:
-        if inner.f_code is _FINALIZES:
+        code = inner.f_code
+        if code is _FINALIZES or _CALLBACKS.get(code.co_filename) == code.co_name:
             again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()

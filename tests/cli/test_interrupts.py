@@ -22,9 +22,24 @@ def interrupted_finalizer() -> None:
     del thing
 
 
-def test_an_interruption_of_a_finalizer_comes_again(capsys):
+class Interrupting(set):
+    """What a weak set keeps: Ctrl-C comes while its callback takes an object out."""
+
+    def discard(self, _reference: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def interrupted_weak_set() -> None:
+    thing, weak = Thing(), weakref.WeakSet[Thing]()
+    weak.add(thing)
+    weak.data = Interrupting(weak.data)
+    del thing
+
+
+@pytest.mark.parametrize("interrupted", [interrupted_finalizer, interrupted_weak_set])
+def test_an_interruption_of_a_finalizer_comes_again(capsys, interrupted):
     with pytest.raises(KeyboardInterrupt), _interruptible():
-        interrupted_finalizer()
+        interrupted()
         late = time.monotonic() + 60
         while time.monotonic() < late:
             time.sleep(0.001)
