@@ -82,6 +82,7 @@ def test_what_is_missing_is_said_in_a_sentence(machine, capsys, here, asked, sai
     [
         "gpu.bars",
         "gpu.buckets",
+        "gpu.campaign",
         "gpu.deterministic",
         "gpu.first_calls",
         "gpu.host_calls",

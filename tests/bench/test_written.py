@@ -16,6 +16,7 @@ from benchmarks import collectives, nodes, nodes_chain, peers, record, timing_mo
 from benchmarks.gpu import (
     bars,
     buckets,
+    campaign,
     command,
     deterministic,
     first_calls,
@@ -141,6 +142,7 @@ BENCHMARKS = {
     ),
     "gpu.overlap": (lambda patch: no_ranks(patch, overlap), "gpu_overlap_2.json"),
     "gpu.buckets": (lambda patch: no_ranks(patch, buckets, command), "gpu_buckets_2.json"),
+    "gpu.campaign": (lambda patch: no_ranks(patch, campaign), "gpu_campaign_2.json"),
     "gpu.first_calls": (
         lambda patch: no_ranks(patch, first_calls, command),
         "gpu_first_calls_2.json",
