@@ -75,7 +75,7 @@ def _compared(call: Call, machine: GpuRanks, limits: Limits) -> tuple[Limits, tu
         default = _ll_algorithm(call, machine.nranks, limits, protocol)
     else:
         default = default_algorithm(call, machine, limits)
-    slices = limits.slices or slices_of(call, "chain")
+    slices = limits.slices or slices_of(call, "chain", machine.nranks)
     algorithm, why = faster_along_rings(call, machine, default, slices)
     if why:
         why = "the clock on this machine's links:", *(f"  {reason}" for reason in why)

@@ -57,11 +57,12 @@ def _alike(
     if len(found.variants) != len(chosen.variants):
         return False
     # Equal slices are not enough: they may be different ones, doubled until they fit SCRATCH.
+    n = machine.nranks
     return all(
         one.launch == two.launch
         and one.plan == two.plan
         and one.program == two.program
-        and slices_on_gpus(call, one.algorithm) == slices_on_gpus(other, two.algorithm)
+        and slices_on_gpus(call, one.algorithm, n) == slices_on_gpus(other, two.algorithm, n)
         for one, two in zip(found.variants, chosen.variants, strict=True)
     )
 

@@ -31,6 +31,7 @@ from ringcoll.tuner.measured import (
     OVERLAPPED,
     PAIR_ALGORITHMS,
     PIPELINED,
+    RELAYING_RANKS,
     SIMPLE_ALGORITHMS,
     STAGED_SLOTS,
 )
@@ -56,7 +57,7 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     if limits.algorithm is None and limits.channels is None and call.collective != "barrier":
         kind = "mapped" if limits.mapped else "plain"
         why = (f"{default} for large {kind} buffers: measured on {SIMPLE_ALGORITHMS.source}",)
-    slices = slices_of(call, limits.algorithm or default)
+    slices = slices_of(call, limits.algorithm or default, machine.nranks)
     found = _launched(call, machine, limits, fits, "sm", default, slices, why)
     where = f"{call.collective} on rank {call.rank}"
     lanes = _lanes(found, machine)
@@ -166,10 +167,10 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
     return SIMPLE_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
 
 
-def slices_of(call: Call, algorithm: Algorithm) -> int:
+def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:
     """Slices of a pipelined algorithm; in the others all ranks move data at once."""
     pipelined = None if callable(algorithm) else PIPELINED.of(algorithm)
-    if pipelined is None:
+    if pipelined is None or nranks < RELAYING_RANKS.value:
         return OVERLAPPED.of(call.collective)
     nbytes, least, most = pipelined
     return max(least, min(most, call.nbytes // nbytes))
