@@ -261,14 +261,14 @@ PIPELINED: Measured[tuple[int, int, int] | None] = Measured(
 )
 """By algorithm, of those that are pipelined: bytes of a slice, the fewest and the most slices."""
 
-RELAYING_RANKS = Measured(2, OPTIONS, "broadcast by chain in 1 slice and in 64")
+RELAYING_RANKS = Measured(3, OPTIONS, "broadcast by chain in 1 slice and in 64")
 """Ranks from which algorithms are pipelined."""
 
 OVERLAPPED = Measured(
     1,
     OPTIONS,
     "all_to_all in 1 and 2 slices",
-    {"all_to_all": 1},
+    {"all_to_all": 2},
 )
 """Slices of algorithms that are not: lanes of one slice become one block."""
 
