@@ -164,13 +164,13 @@ SIMPLE_ALGORITHMS = Measured(
 """Algorithms of Simple: of plain buffers, and of buffers mapped by all ranks."""
 
 PAIR_ALGORITHMS = Measured(
-    "",
-    PAIR,
-    "reduce by scatter_gather of mapped buffers and by all_pairs of plain ones, in µs: 8 MiB 41 "
-    "and 31, 64 MiB 263 and 214, 512 MiB 2014 and 1612; all_pairs reaches no user's buffer",
-    {"reduce": "all_pairs"},
+    SIMPLE_ALGORITHMS.value,
+    OPTIONS,
+    "2 GPUs, reduce of 512 MiB by one_shot of mapped buffers and by all_pairs of plain ones, in "
+    "µs: 1493 and 1678; on H200 by scatter_gather of mapped ones 2014, by all_pairs 1612",
+    {"reduce": ("all_pairs", "one_shot")},
 )
-"""Algorithms of Simple for two ranks, whatever is mapped, where others are faster for two."""
+"""The same for two ranks, where others are faster for two."""
 
 COPY_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
@@ -261,16 +261,16 @@ PIPELINED: Measured[tuple[int, int, int] | None] = Measured(
 )
 """By algorithm, of those that are pipelined: bytes of a slice, the fewest and the most slices."""
 
-RELAYING_RANKS = Measured(3, OPTIONS, "broadcast by chain in 1 slice and in 64")
-"""Ranks from which algorithms are pipelined."""
-
-OVERLAPPED = Measured(
+PAIR_SLICES = Measured(
     1,
     OPTIONS,
-    "all_to_all in 1 and 2 slices",
-    {"all_to_all": 2},
+    "2 GPUs, in 1 and 2 slices, in µs: all_to_all of 64 MiB 139.2 and 107.2, 512 MiB 1010 and 748; "
+    "on 4 GPUs, where another day's 64 MiB took 178 in 1, 183 in 2; broadcast by chain in 1 slice "
+    "and in those of PIPELINED: 64 MiB 204.5 and 209.8, 512 MiB 1547 and 1559",
+    {"all_to_all": 2, "broadcast": 1},
 )
-"""Slices of algorithms that are not: lanes of one slice become one block."""
+"""Slices of calls of two ranks, who relay nothing. Lanes of one slice become one block: with two
+slices the lane that copies a rank's own segment of all_to_all runs beside the one that sends."""
 
 BLOCK_BYTES = Measured(
     16 << 10,

@@ -28,10 +28,9 @@ from ringcoll.tuner.measured import (
     FUSED_BYTES,
     LARGE_BYTES,
     LARGE_RANKS,
-    OVERLAPPED,
     PAIR_ALGORITHMS,
+    PAIR_SLICES,
     PIPELINED,
-    RELAYING_RANKS,
     SIMPLE_ALGORITHMS,
     STAGED_SLOTS,
 )
@@ -163,15 +162,17 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
     if call.collective == "broadcast" and limits.mapped and alike and short:
         return "scatter_gather_fused"
     if machine.nranks == 2 and call.collective in PAIR_ALGORITHMS.by:
-        return PAIR_ALGORITHMS.of(call.collective)
+        return PAIR_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
     return SIMPLE_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
 
 
 def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:
     """Slices of a pipelined algorithm; in the others all ranks move data at once."""
+    if nranks == 2 and call.collective in PAIR_SLICES.by:
+        return PAIR_SLICES.of(call.collective)
     pipelined = None if callable(algorithm) else PIPELINED.of(algorithm)
-    if pipelined is None or nranks < RELAYING_RANKS.value:
-        return OVERLAPPED.of(call.collective)
+    if pipelined is None:
+        return 1
     nbytes, least, most = pipelined
     return max(least, min(most, call.nbytes // nbytes))
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import weakref
+from typing import Any, cast
 
 import pytest
 
@@ -30,7 +31,7 @@ class Interrupting(set):
 
 
 def interrupted_weak_set() -> None:
-    thing, weak = Thing(), weakref.WeakSet[Thing]()
+    thing, weak = Thing(), cast("Any", weakref.WeakSet())
     weak.add(thing)
     weak.data = Interrupting(weak.data)
     del thing

@@ -210,7 +210,7 @@ def registered_calls(fabric, ordinal):
 class Uses:
     """Calls of a rank on plain memory of CuPy, compared, and the programs that they ran."""
 
-    COUNT = 3_000_001  # int32: more than lines carry
+    COUNT = 5_000_001  # int32: more than lines carry
 
     def __init__(self, comm):
         self.comm, self.n, self.wrong, self.use = comm, comm.nranks, 0, 0

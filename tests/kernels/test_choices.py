@@ -206,6 +206,14 @@ def test_a_large_broadcast(nranks, mebibytes, options, algorithm, slices, blocks
     assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
 
 
+@pytest.mark.parametrize(("nranks", "slices", "blocks"), [(2, 2, 2 * 64), (4, 1, 64)])
+def test_an_own_segment_is_copied_beside_those_that_are_sent_of_two_ranks(nranks, slices, blocks):
+    count = (64 << 20) // 4 // nranks
+    call = Call("all_to_all", 0, None, None, count, dtype_of("float32"), None, nbytes=64 << 20)
+    found = chosen(call, nranks, mapped=ALL_MAPPED)
+    assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
+
+
 def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
     """A large call whose ranks reach each other's buffers: not what only the root has."""
     kind = COLLECTIVES[name]
@@ -274,7 +282,7 @@ def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
 @pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED])
 def test_two_ranks_reduce_at_the_root(mapped):
     two, three = (rooted("reduce", nranks, mapped=mapped) for nranks in (2, 3))
-    assert (two.algorithm, two.direct) == ("all_pairs", None)
+    assert (two.algorithm, two.direct) == ("one_shot" if mapped else "all_pairs", None)
     assert three.algorithm == ("scatter_gather" if mapped else "all_pairs")
 
 

@@ -275,7 +275,7 @@ def tensors_that_come_back(rank, n):
         wanted = n * number + n * (n - 1) / 2
         assert int((x != wanted).sum()) == 0, (number, x.numel(), later)
 
-    sizes = (300_000, 2_000_003, 7_000_001)
+    sizes = (300_000, 5_000_003, 7_000_001)
     buckets = [torch.empty(size, device="cuda") for size in sizes]
     for number in range(1, 8):
         for x in buckets:
@@ -347,7 +347,7 @@ def memory_that_is_given_back(rank, n):
 def a_message_between_calls(rank, n):
     """Rank 0's call returns before another has come, which waits for what rank 0 does then."""
     group = dist.new_group()
-    news, x = torch.zeros(1), torch.empty(2_000_000, device="cuda")  # more than by LL128
+    news, x = torch.zeros(1), torch.empty(5_000_000, device="cuda")  # more than by LL128
     # The ranks of a group meet in its first call on the GPU: no barrier is one where they share it.
     dist.all_reduce(x[:1], group=group)
     for number in range(1, 12):
