@@ -53,7 +53,7 @@ def latency_table(name: str) -> tuple[str, Rows]:
 
 
 def parts_table(*names: str) -> tuple[str, Rows]:
-    """The other collectives: time as a part of NCCL's, by size; a row for symmetric windows."""
+    """The other collectives: time as a part of NCCL's, by size, for each kind of memory."""
     times: dict[str, dict[str, dict[int, float]]] = {}
     for row in (row for name in names for row in record(name)["rows"]):
         if row["collective"] != "all_reduce":
@@ -61,9 +61,13 @@ def parts_table(*names: str) -> tuple[str, Rows]:
             of[row["bytes"]] = min(row["us"], of.get(row["bytes"], row["us"]))
     sizes = sorted({size for found in times.values() for size in found["ringcoll"]})
     rows = [["time / NCCL's", *map(format_bytes, sizes)]]
-    for peer, what in (("nccl", ""), ("nccl symmetric", ", NCCL with symmetric windows")):
+    for lib, peer, what in (
+        ("ringcoll", "nccl", ""),
+        ("ringcoll plain", "nccl", ", plain memory"),
+        ("ringcoll", "nccl symmetric", ", NCCL with symmetric windows"),
+    ):
         for collective, found in times.items():
-            ours, theirs = found["ringcoll"], found.get(peer, {})
+            ours, theirs = found.get(lib, {}), found.get(peer, {})
             both = ours.keys() & theirs.keys()
             parts = [f"{ours[size] / theirs[size]:.2f}" if size in both else "" for size in sizes]
             rows += [[collective + what, *parts]] if any(parts) else []
@@ -190,7 +194,36 @@ def sendrecv_table(name: str) -> tuple[str, Rows]:
     found = record(name)
     rows = [["bytes a rank sends", "time", "bandwidth"]]
     for row in found["rows"]:
-        rows.append([format_bytes(row["bytes"]), f"{row['us']:.0f} µs", f"{row['algbw']:.1f} GB/s"])
+        time, rate = f"{row['time_us']:.0f} µs", f"{row['algbw']:.1f} GB/s"
+        rows.append([format_bytes(row["bytes"]), time, rate])
+    return _source(found), rows
+
+
+def host_calls_table(name: str) -> tuple[str, Rows]:
+    """The host's time until a call of 256 bytes returns, by what is passed and how."""
+    found = record(name)
+    rows = [["call of 256 B", "host"]]
+    rows += [[row["name"], f"{row['us']:.1f} µs"] for row in found["rows"]]
+    return _source(found), rows
+
+
+def buckets_table(name: str) -> tuple[str, Rows]:
+    """What one bucket of DDP costs the host: the call, and the future of its work."""
+    found = record(name)
+    rows = [["group", "state of the caches", "call", "its future"]]
+    for row in found["rows"]:
+        times = (f"{row[key]:.0f} µs" for key in ("call_us", "future_us"))
+        rows.append([row["name"], row["state"], *times])
+    return _source(found), rows
+
+
+def overlap_table(name: str) -> tuple[str, Rows]:
+    """A GEMM beside an all_reduce: both alone, and how much longer each takes beside the other."""
+    found = record(name)
+    rows = [["all_reduce, in place", "alone", "slowdown", "slowdown of the GEMM"]]
+    for row in (row for row in found["rows"] if row["in_place"]):
+        cells = f"{row['us']:.0f} µs", f"{row['slowdown']:.2f}", f"{row['gemm_slowdown']:.2f}"
+        rows.append([row["name"].removesuffix(", in place"), *cells])
     return _source(found), rows
 
 
@@ -221,11 +254,15 @@ Figure = Callable[..., tuple[str, Rows]]
 FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
     "all_reduce_4_gpus": (latency_table, ("gpu_bars_4",)),
     "all_reduce_2_gpus": (latency_table, ("gpu_bars_2",)),
-    "collectives_4_gpus": (parts_table, ("gpu_bars_4", "gpu_peers_4")),
+    "collectives_4_gpus": (parts_table, ("gpu_bars_4",)),
+    "collectives_2_gpus": (parts_table, ("gpu_bars_2",)),
     "collectives_cpu": (mpi_table, ("collectives",)),
     "hosts": (hosts_table, ("nodes",)),
     "gpu_nodes": (nodes_table, ("gpu_nodes_4",)),
-    "sendrecv_4_gpus": (sendrecv_table, ("gpu_sendrecv_4",)),
+    "sendrecv_2_gpus": (sendrecv_table, ("gpu_sendrecv_2",)),
+    "host_calls": (host_calls_table, ("gpu_host_calls_2",)),
+    "buckets": (buckets_table, ("gpu_buckets_2",)),
+    "overlap": (overlap_table, ("gpu_overlap_2",)),
     "links_4_gpus": (links_table, ("gpu_links_4",)),
     "training": (
         training_table,

@@ -119,8 +119,8 @@ def test_records_are_drawn_in_the_same_way(figures, tmp_path):
     # busbw of two ranks is algbw.
     most = max(mine)
     assert bandwidths["ringcoll"][1][-1] == pytest.approx(most / mine[most] / 1e3)
-    date = record("gpu_bars_2")["date"][:10]
-    assert figures[0].get_suptitle().startswith(f"all_reduce on 2 NVIDIA H200, {date}: ")
+    date, gpus = record("gpu_bars_2")["date"][:10], record("gpu_bars_2")["machine"]["gpus"]
+    assert figures[0].get_suptitle().startswith(f"all_reduce on {gpus}, {date}: ")
     once = path.read_bytes()
     draw("all_reduce_2_gpus", tmp_path)
     assert path.read_bytes() == once
