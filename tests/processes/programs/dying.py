@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -198,16 +199,20 @@ def wrong(mode: str, how: str, lost: int, found: dict[int, dict[str, Any]]) -> l
     ]
 
 
-def campaign(mode: str, count: int, seed: int) -> dict[str, Any]:
-    """So many cases of one way to begin."""
+def campaign(mode: str, count: int, seed: int, at_once: int) -> dict[str, Any]:
+    """So many cases of one way to begin, some of them at once."""
     ends = over_mpi if mode in OVER_MPI else case
     moments = max(report["events"] for report in ends(mode, "kill", -1, -1).values())
     mixed = random.Random(seed)
     took, failures, kinds = [], [], Counter[str]()
-    for number in range(count):
-        how = WAYS[number % len(WAYS)]
-        lost, event = mixed.randrange(NRANKS), mixed.randrange(moments)
-        found = ends(mode, how, lost, event)
+    cases = [
+        (mode, WAYS[number % len(WAYS)], mixed.randrange(NRANKS), mixed.randrange(moments))
+        for number in range(count)
+    ]
+    # By processes of one thread each: a case forks its ranks.
+    with multiprocessing.get_context("fork").Pool(at_once) as pool:
+        reports = pool.starmap(ends, cases, chunksize=1)
+    for (_, how, lost, event), found in zip(cases, reports, strict=True):
         took += [report["took"] for report in found.values()]
         kinds.update(report["error"].partition(":")[0] or "no error" for report in found.values())
         bad = wrong(mode, how, lost, found)
@@ -229,12 +234,14 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("rest", nargs="*", help="the device, and words that mark the process")
     parser.add_argument("--modes", default=",".join(FORKED), help=", ".join(FORKED + OVER_MPI))
+    parser.add_argument("--at-once", type=int, default=1, help="cases at a time (%(default)s)")
     parser.add_argument("--name", default="deaths_in_init", help="of the record")
     add_out(parser)
     args = parser.parse_args()
     with ringcoll.init(device="cpu") as comm:  # what that imports no child need import
         comm.barrier()
-    found = {mode: campaign(mode, args.count, args.seed) for mode in args.modes.split(",")}
+    modes = args.modes.split(",")
+    found = {mode: campaign(mode, args.count, args.seed, args.at_once) for mode in modes}
     about = {"timeout": TIMEOUT, "ways": WAYS, "load": [round(n, 1) for n in os.getloadavg()]}
     say(0, **about, modes=found)
     save(args.out, args.name, {**about, "modes": found}, ranks=NRANKS, device=DEVICE)
