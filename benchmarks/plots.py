@@ -29,7 +29,7 @@ def draw(name: str, folder: Path) -> Path | None:
             calls = next(
                 one for one in found if isinstance(one, Calls) and one.collective == "all_reduce"
             )
-            what = "bfloat16, in place, symmetric arrays, CUDA graph"
+            what = "bfloat16, in place, CUDA graph"
             where = f"{calls.source.device.partition(',')[0]}, {calls.source.date[:10]}"
             figure = latencies(calls, f"all_reduce on {where}: {what}")
         figure.savefig(path, metadata={"Date": None})
