@@ -96,6 +96,22 @@ def test_calls_are_marked_until_one_is_captured(stream_order, runtime):
     assert not stream_order.marking
 
 
+def test_a_capture_leaves_the_marks_that_others_want(stream_order, runtime):
+    """A communicator that loads a kernel asks whether calls of others have ended, not graphs."""
+    other = module.StreamOrder(stream_order.ordinal, "rank 0 of another communicator")
+    stream_order._replayed = True
+    stream_order.switch_to(7)
+    runtime.busy = {7}
+    assert not module.others_idle(other)
+    assert not module.all_idle()
+    assert stream_order.marking
+    stream_order.unmark()
+    stream_order.mark(7)
+    stream_order._last._event.clear()  # the call has ended, and the stream has more to do
+    assert module.others_idle(other)
+    assert not stream_order.marking
+
+
 def test_large_calls_notice_a_capture_of_their_stream(stream_order, runtime, monkeypatch):
     """Where not every call checks: they do before they are made."""
     monkeypatch.setattr(module, "_tracking", False)
@@ -136,7 +152,7 @@ def test_the_calls_before_one_that_is_being_made(stream_order, runtime):
     stream_order.switch_to(7)
     runtime.busy = {7}
     assert not stream_order.earlier_ended()
-    stream_order.marking = True
+    stream_order.mark_calls()
     stream_order.mark(7)
     event = stream_order._last._event
     stream_order.unmark()

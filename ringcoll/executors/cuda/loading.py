@@ -315,7 +315,7 @@ class GenericLaunch:
                 for each in _waiting_on(order.ordinal):
                     each.load()
             else:
-                order.marking = True  # from the next call on: this one is not launched yet
+                order.mark_calls()  # from the next on: this one is not launched yet
 
     def _earlier_ended(self) -> bool:
         """Whether the calls before have ended; an alone communicator waits a moment, now and then.

@@ -52,8 +52,11 @@ def all_idle() -> bool:
     replayed = any(stream_order.captured for stream_order in there)
     ended = not replayed and all(stream_order.ended() for stream_order in there)
     for stream_order in there:
-        # Marks, which cost a call more than its launch, would tell nothing of graphs.
-        stream_order.watch(marking=not (ended or replayed))
+        if ended:
+            stream_order.watch(marking=False)
+        else:
+            # Marks, which cost a call more than its launch, would tell nothing of graphs.
+            stream_order.watch("all", marking=not replayed)
     return ended
 
 
@@ -101,6 +104,7 @@ class StreamOrder:
         self._replayed = False  # whether any call was captured
         self.marking = False
         """Whether :meth:`mark` is to be called behind each call."""
+        self._askers: set[str] = set()  # for whom
         self._last: Event | None = None  # behind the last call, if that was marked
         self._before: Event | None = None  # the same of the call before one that is being made
         with _lock:
@@ -259,10 +263,20 @@ class StreamOrder:
         except RuntimeError:  # a device that fails: its calls may never end
             return False
 
-    def watch(self, *, marking: bool) -> None:
-        """Whether calls are marked from now on."""
-        self.marking, stream = marking, self.stream
-        if not marking:
+    def mark_calls(self, asker: str = "") -> None:
+        """Mark calls from the next one on, for one who asks."""
+        self._askers.add(asker)
+        self.marking = True
+
+    def watch(self, asker: str = "", *, marking: bool) -> None:
+        """Mark calls from now on for one who asks, or no more; "" asks for all to end it."""
+        if marking:
+            self.mark_calls(asker)
+        else:
+            self._askers = self._askers - {asker} if asker else set()
+            self.marking = bool(self._askers)
+        stream = self.stream
+        if not self.marking:
             self._last = self._before = None
         elif self._last is None and self._end is None and stream is not None:
             self.mark(stream)
