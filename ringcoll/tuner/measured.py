@@ -72,8 +72,8 @@ LL128_BYTES = Measured(
     "and 40.7; 8 MiB on 4: 42.2 and 56.9, 23.0 and 34.3, 23.1 and 38.0, 29.1 and 51.8, 40.8 and "
     "46.3, 23.1 and 37.5",
 )
-"""Bytes up to which LL128 is chosen where its lines have room for the call: of 16 MiB those of
-all_gather, reduce_scatter and all_to_all."""
+"""Bytes up to which LL128 is chosen where its lines have room for the call: on 4 GPUs for 8 MiB of
+all_reduce and reduce, 12 of broadcast, 16 of the others."""
 
 LL_ALONE_BYTES = Measured(
     2 << 20,
@@ -167,7 +167,8 @@ PAIR_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
     OPTIONS,
     "2 GPUs, reduce of 512 MiB by one_shot of mapped buffers and by all_pairs of plain ones, in "
-    "µs: 1493 and 1678; on H200 by scatter_gather of mapped ones 2014, by all_pairs 1612",
+    "µs: 1493 and 1678, other sizes were not timed; on H200 by scatter_gather of mapped ones 2014, "
+    "by all_pairs 1612",
     {"reduce": ("all_pairs", "one_shot")},
 )
 """The same for two ranks, where others are faster for two."""
@@ -188,15 +189,16 @@ COPY_ALGORITHMS = Measured(
 )
 """Algorithms of copy engines: of plain buffers, and of buffers mapped by all ranks."""
 
-STAGED_SLOTS = Measured(
+PAIR_SLOTS = Measured(
     4,
     OPTIONS,
     "all_reduce on 2 GPUs in 2, 4 and 6 slots, in µs: staged by kernels 64 MiB 257, 240 and 331, "
     "512 MiB 1833, 1763 and 2522; by copy engines with 256 MiB of SCRATCH, 512 MiB on mapped "
     "buffers in 4 slices 1511 in 2 slots and 1417 in 4, staged in 8 slices 1817 and 1508",
 )
-"""Slots of a chunk's slices in SCRATCH of GPU ranks: a signal and the credit back take as long
-as 2 MiB; with more slots slices are too short for the blocks."""
+"""Slots of a chunk's slices in SCRATCH of two GPU ranks: a signal and the credit back take as long
+as 2 MiB. With more slots, or with more ranks, slices would be too short for the blocks: others have
+WINDOW of ``tuner/candidates.py``."""
 
 COPIED_BYTES = Measured(
     32 << 20,
@@ -265,8 +267,8 @@ PAIR_SLICES = Measured(
     1,
     OPTIONS,
     "2 GPUs, in 1 and 2 slices, in µs: all_to_all of 64 MiB 139.2 and 107.2, 512 MiB 1010 and 748; "
-    "on 4 GPUs, where another day's 64 MiB took 178 in 1, 183 in 2; broadcast by chain in 1 slice "
-    "and in those of PIPELINED: 64 MiB 204.5 and 209.8, 512 MiB 1547 and 1559",
+    "on 4 GPUs 64 MiB took 178 in 1 and on another day 183 in 2 (gpu_bars_4.json); broadcast by "
+    "chain in 1 slice and in those of PIPELINED: 64 MiB 204.5 and 209.8, 512 MiB 1547 and 1559",
     {"all_to_all": 2, "broadcast": 1},
 )
 """Slices of calls of two ranks, who relay nothing. Lanes of one slice become one block: with two

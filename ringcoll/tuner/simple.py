@@ -15,7 +15,7 @@ from ringcoll.encode import BlockProgram, Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer
-from ringcoll.tuner.candidates import candidate_of, fitted
+from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     BESIDE_BLOCKS,
@@ -30,9 +30,9 @@ from ringcoll.tuner.measured import (
     LARGE_RANKS,
     PAIR_ALGORITHMS,
     PAIR_SLICES,
+    PAIR_SLOTS,
     PIPELINED,
     SIMPLE_ALGORITHMS,
-    STAGED_SLOTS,
 )
 
 
@@ -190,7 +190,8 @@ def _launched(
     """The choice without a grid; algorithm and slices of the options go first."""
     candidate = candidate_of(call, machine, limits, default)
     slices = limits.slices or slices
-    launch = Launch("Simple", slices, STAGED_SLOTS.value, limits.mapped, in_place(call))
+    slots = PAIR_SLOTS.value if machine.nranks == 2 else WINDOW
+    launch = Launch("Simple", slices, slots, limits.mapped, in_place(call))
     return fitted(call, candidate, launch, fits, engine, why)
 
 

@@ -31,6 +31,8 @@ SMALL = 3
 """Up to so many ranks everything is tried: all S, all mutants, calls in a row."""
 
 WINDOW = 2
+PAIR_WINDOW = 4
+"""Of two ranks as well, as on GPUs (``PAIR_SLOTS`` of ``tuner/measured.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def _prove_plan(case: Case, plan: Plan) -> Outcome:
     total = Outcome()
     if case.nranks > SMALL:
         return total
-    for window in (1, WINDOW):
+    for window in (1, WINDOW, PAIR_WINDOW) if case.nranks == 2 else (1, WINDOW):
         for launch in every_launch((1,), window, case.nodes):
             try:
                 proofs = verify_slices(plan, launch)

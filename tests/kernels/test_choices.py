@@ -20,8 +20,10 @@ from ringcoll.executors.cuda.dual_program import fits_dual
 from ringcoll.executors.cuda.kernel_body import body_of
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.cuda_nodes import standard
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
+from ringcoll.tuner.choice import Limits
 from ringcoll.tuner.measured import PROTOCOL_SIZES
 from ringcoll.tuner.simple import copied_blocks, crosses
 from tests.kernels.chosen import chosen
@@ -71,6 +73,16 @@ def test_kernels_are_compiled_ahead_for_sizes_of_every_protocol(name):
     samples["Simple"] = (64 << 20, 256 << 20)
     for protocol, nbytes in ((p, size) for p, sizes in samples.items() for size in sizes):
         assert choice(name, nbytes).launch.protocol == protocol, nbytes
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_a_wheel_carries_what_runs_on_registered_memory(nranks):
+    kept = {*standard.standard_sources((nranks,))}
+    for name in (name for name in NAMES if name not in ("barrier", *SCANS)):
+        for nbytes in (24 << 20, 512 << 20):
+            call = standard.call_of(nranks, name, "float32", nbytes)
+            texts = standard.texts_of(call, nranks, Limits(hellos_decide=True))
+            assert {*texts} <= kept, (name, nbytes)
 
 
 def test_wide_lines_want_nvlink():
@@ -196,7 +208,7 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
         (8, 64, {}, "chain", 16, 64),  # a lane of the root would have 18 blocks
         (4, 64, {"blocks": 95}, "chain", 16, 64),
         (4, 64, {"channels": 2}, "ring", 16, 128),
-        (4, 64, {"mapped": frozenset()}, "scatter_gather", 64, 2 * 22),
+        (4, 64, {"mapped": frozenset()}, "scatter_gather", 32, 2 * 43),
         (4, 64, {"algorithm": "scatter_gather_fused", "slices": 3}, "scatter_gather_fused", 3, 132),
     ],
 )
@@ -275,7 +287,7 @@ def test_a_rooted_call_carries_what_runs_where_the_root_is_reached(nranks, name,
 
 def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
     found = rooted("reduce")
-    assert (found.launch.slices, found.program.scratch) == (64, 3)
+    assert (found.launch.slices, found.program.scratch) == (32, 3)
     assert (found.direct.launch.slices, found.direct.program.scratch) == (1, 0)
 
 

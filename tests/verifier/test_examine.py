@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ringcoll.tuner.candidates import WINDOW
+from ringcoll.tuner.measured import PAIR_SLOTS
 from ringcoll.verifier import examine as examine_module
 from ringcoll.verifier.examine import Case, Outcome, examine
 
@@ -30,3 +32,10 @@ def test_outcomes_add_up():
     both = one.join(Outcome(10, 20, {"drop_wait": (1, 1, 0), "swap_steps": (1, 0, 1)}))
     assert (both.plans, both.steps, both.mutants()) == (11, 22, (5, 3, 2))
     assert both.kinds["drop_wait"] == (4, 3, 1)
+
+
+def test_the_slots_of_gpu_ranks_are_among_those_that_are_proven():
+    assert examine_module.WINDOW == WINDOW
+    assert PAIR_SLOTS.value == examine_module.PAIR_WINDOW
+    with_more = examine(Case("reduce", "all_pairs", 2, mutants="none"))
+    assert with_more.plans > examine(Case("reduce", "all_pairs", 3, mutants="none")).plans

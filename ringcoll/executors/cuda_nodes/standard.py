@@ -35,11 +35,13 @@ _COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("all_gather", "broadcast"), ("uint8",)),  # torch's objects
 )
 """Collectives and the element types that they are compiled for; reductions are sums."""
-_BYTES = (*(size for by in PROTOCOL_SIZES.values() for size in by.samples), 64 << 20)  # Simple
+_SIMPLE = 64 << 20, 512 << 20
+"""Bytes of calls by Simple: of broadcast by each of its two algorithms."""
+_BYTES = (*(size for by in PROTOCOL_SIZES.values() for size in by.samples), *_SIMPLE)
 _NO_LIMITS = Limits()
 _TWO_PROGRAMS = (
     (1 << 20, Limits(protocol="Simple", hellos_decide=True)),  # of one slice if staged
-    (64 << 20, Limits(hellos_decide=True)),
+    *((nbytes, Limits(hellos_decide=True)) for nbytes in _SIMPLE),
 )
 """Bytes and options of calls whose buffers are registered automatically."""
 
@@ -79,7 +81,7 @@ def _texts(ranks: Sequence[int]) -> Iterator[str]:
                 yield from texts_of(call, nranks, Limits(mapped=shared))
                 if name == "all_reduce":
                     yield from texts_of(call, nranks, nvlink=False)
-            if not (kind.prefix or kind.has_root):
+            if not kind.prefix:
                 for nbytes, limits in _TWO_PROGRAMS:
                     call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
                     yield from texts_of(call, nranks, limits)
