@@ -56,7 +56,7 @@ def parts_table(*names: str) -> tuple[str, Rows]:
     """The other collectives: time as a part of NCCL's, by size, for each kind of memory."""
     times: dict[str, dict[str, dict[int, float]]] = {}
     for row in (row for name in names for row in record(name)["rows"]):
-        if row["collective"] != "all_reduce":
+        if row["collective"] != "all_reduce" and "options" not in row:
             of = times.setdefault(row["collective"], {}).setdefault(row["lib"], {})
             of[row["bytes"]] = min(row["us"], of.get(row["bytes"], row["us"]))
     sizes = sorted({size for found in times.values() for size in found["ringcoll"]})

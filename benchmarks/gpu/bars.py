@@ -15,7 +15,6 @@ compared before anything is timed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import socket
@@ -142,8 +141,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 print(json.dumps(row), flush=True)
 
     def try_ours(name: str, nbytes: int, **how: Any) -> None:
-        with contextlib.suppress(LaunchRefused, ArgumentError):  # by all ranks alike
+        try:
             add(list(ours.rows(name, nbytes, **how)))
+        except (LaunchRefused, ArgumentError) as error:  # on all ranks alike
+            if rank == 0:
+                print(f"{name} of {nbytes} bytes is refused: {error}", flush=True)
 
     for name, nbytes, options in alternatives() if args.alternatives else ():
         if goes_on():
@@ -271,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 whole = {**about(args.ranks, args.commit, args.name), **found}
                 path = args.out / f"{args.name}_{args.ranks}.json"
                 path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-        os._exit(0)  # NCCL's threads need not be waited for
+        os._exit(any(row.get("wrong") for row in found["rows"]))  # NCCL's threads need no wait
     there = require(parser, gpus=args.ranks or 1, torch=True)
     ranks = args.ranks or there
     with socket.socket() as free:

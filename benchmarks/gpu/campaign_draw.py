@@ -49,7 +49,7 @@ DTYPES = (
     "int64",
     "bool",
 )
-BOUNDARIES = (4 << 10, 64 << 10, 192 << 10, 4 << 20, 8 << 20)
+BOUNDARIES = (4 << 10, 64 << 10, 192 << 10, 8 << 20, 12 << 20, 16 << 20)
 """Bytes at which another protocol, algorithm or way of staging begins."""
 REPLAYS = 2
 LARGE = 1 << 20

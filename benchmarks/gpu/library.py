@@ -110,8 +110,8 @@ class Ringcoll:
                 self.stream.synchronize()
             if settling:
                 wrong += self._wrong(name, send, recv, count, in_place, options)
-            bits_of(send)[:] = 0  # sums in place would overflow
             with self._on_stream():
+                bits_of(send)[:] = 0  # sums in place would overflow
                 call()
                 self.stream.synchronize()
                 calls = calls_of(nbytes)
@@ -131,7 +131,7 @@ class Ringcoll:
                 "us": round(seconds, 2),
                 "wrong": wrong,
                 **more,
-                **options,
+                **({"options": options} if options else {}),
             }
 
     @contextlib.contextmanager
