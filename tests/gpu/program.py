@@ -220,8 +220,11 @@ class Uses:
     def sizes(self, name):
         """Elements of both buffers."""
         whole = self.n * self.COUNT
-        few = {"all_reduce": (self.COUNT, self.COUNT), "all_gather": (self.COUNT, whole)}
-        return few.get(name, (whole, self.COUNT if name == "reduce_scatter" else whole))
+        if name in ("all_reduce", "broadcast", "reduce"):
+            return self.COUNT, self.COUNT
+        return {"all_gather": (self.COUNT, whole), "reduce_scatter": (whole, self.COUNT)}.get(
+            name, (whole, whole)
+        )
 
     def fill(self, send, recv):
         """Other numbers than before; what is to come is poisoned."""
@@ -230,7 +233,7 @@ class Uses:
         recv[:] = -1
 
     def check(self, name, recv):
-        n, rank, count = self.n, self.comm.rank, self.COUNT
+        n, rank, count, root = self.n, self.comm.rank, self.COUNT, self.n - 1
         ranks = 1000 * cupy.arange(n, dtype="int32") + self.use
         part = self.base[rank * count : (rank + 1) * count]
         wanted = {
@@ -238,13 +241,23 @@ class Uses:
             "all_gather": lambda: (self.base[:count] + ranks[:, None]).ravel(),
             "reduce_scatter": lambda: n * part + ranks.sum(dtype="int32"),
             "all_to_all": lambda: (part + ranks[:, None]).ravel(),
+            "broadcast": lambda: self.base[:count] + ranks[root],
+            "reduce": lambda: n * self.base[:count] + ranks.sum(dtype="int32"),
         }[name]()
+        if name == "reduce" and rank != root:
+            wanted = cupy.full(count, -1, "int32")
         self.wrong += int((recv != wanted).sum())
 
     def call(self, name, send, recv):
         """One call by arrays made for it; 1 where it ran the direct program."""
         self.fill(send, recv)
-        getattr(self.comm, name)(send[:], recv[:])
+        given, root = [send[:], recv[:]], self.n - 1
+        if name in ("broadcast", "reduce"):
+            if self.comm.rank != root:
+                given[name == "reduce"] = None
+            getattr(self.comm, name)(*given, root=root)
+        else:
+            getattr(self.comm, name)(*given)
         self.comm.synchronize()
         number = program_of(self.comm)
         self.check(name, recv)
@@ -261,17 +274,18 @@ def used_again(fabric, ordinal):
     seen: dict[str, Any] = {}
     with cupy.cuda.Device(ordinal):
         uses, free = Uses(comm), cupy.get_default_memory_pool().free_all_blocks
-        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+        for name in names:
             for turn in ("first", "again"):  # likely at the same addresses
                 pair: Any = None
                 other = None
                 free()
                 pair = uses.arrays(name)
                 seen[f"{name} {turn}"] = [uses.call(name, *pair) for _ in range(6)]
-            send, recv = pair
-            other = cupy.empty(recv.size, "int32") if comm.rank == 0 else recv
-            seen[f"{name} elsewhere"] = [uses.call(name, send, out) for out in (other, recv)]
-            send = recv = None
+            other = list(pair)
+            if comm.rank == 0:  # the buffer that it has in any case
+                other[name != "reduce"] = cupy.empty(pair[name != "reduce"].size, "int32")
+            seen[f"{name} elsewhere"] = [uses.call(name, *each) for each in (other, pair)]
     seen["wrong"] = uses.wrong
     fabric.allgather(b"", what="done")
     comm.close()
