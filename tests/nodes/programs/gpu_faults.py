@@ -200,7 +200,12 @@ def late(_gpus) -> dict:
             error = error_of(child.broadcast, numbers(child, 10 + (comm.rank == 1)))
             comm.barrier()
             comm.synchronize()
-            seen[end] = error if error != "no error" else error_of(getattr(child, end))
+            until = time.monotonic() + 10 * (end == "check")  # which tells what has come so far
+            while error == "no error":
+                error = error_of(getattr(child, end))
+                if time.monotonic() >= until:
+                    break
+            seen[end] = error
             comm.barrier()
             comm.synchronize()
             seen[f"{end}, then close"] = error_of(child.close)
