@@ -273,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 whole = {**about(args.ranks, args.commit, args.name), **found}
                 path = args.out / f"{args.name}_{args.ranks}.json"
                 path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-        os._exit(any(row.get("wrong") for row in found["rows"]))  # NCCL's threads need no wait
+        wrong = any(row.get("wrong") for row in found["rows"])
+        os._exit(int(wrong))  # NCCL's threads need not be waited for
     there = require(parser, gpus=args.ranks or 1, torch=True)
     ranks = args.ranks or there
     with socket.socket() as free:

@@ -150,10 +150,12 @@ SIMPLE_ALGORITHMS = Measured(
     "64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; reduce 247 by scatter_gather (402 "
     "with the root's array staged), 555 by one_shot, 750 by chain in 64 slices; pushing to the "
     "reducing rank's SCRATCH instead of reading took 345 to 438 in 8 to 32 slices by 64 and by 132 "
-    "blocks",
+    "blocks; broadcast of plain buffers of 512 MiB by scatter_gather 4985 on 4 H100 "
+    "(gpu_options.json), where the timing model says 3800, and 1900 by tree, which has not been "
+    "timed",
     {
         "all_reduce": ("all_pairs", "two_shot"),
-        "broadcast": ("scatter_gather", "chain"),
+        "broadcast": ("tree", "chain"),
         "reduce": ("all_pairs", "scatter_gather"),
         "all_gather": ("all_pairs", "all_pairs_fused"),
         "reduce_scatter": ("all_pairs", "one_shot"),
@@ -169,7 +171,7 @@ PAIR_ALGORITHMS = Measured(
     "2 GPUs, reduce of 512 MiB by one_shot of mapped buffers and by all_pairs of plain ones, in "
     "µs: 1493 and 1678, other sizes were not timed; on H200 by scatter_gather of mapped ones 2014, "
     "by all_pairs 1612",
-    {"reduce": ("all_pairs", "one_shot")},
+    {"reduce": ("all_pairs", "one_shot"), "broadcast": ("scatter_gather", "chain")},
 )
 """The same for two ranks, where others are faster for two."""
 

@@ -208,7 +208,7 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
         (8, 64, {}, "chain", 16, 64),  # a lane of the root would have 18 blocks
         (4, 64, {"blocks": 95}, "chain", 16, 64),
         (4, 64, {"channels": 2}, "ring", 16, 128),
-        (4, 64, {"mapped": frozenset()}, "scatter_gather", 32, 2 * 43),
+        (4, 64, {"mapped": frozenset()}, "tree", 16, 3 * 44),
         (4, 64, {"algorithm": "scatter_gather_fused", "slices": 3}, "scatter_gather_fused", 3, 132),
     ],
 )
