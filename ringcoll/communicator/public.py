@@ -339,7 +339,8 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
             if not name.startswith("_"):
                 public = {n for n in (*dir(type(self)), *_OWN) if not n.startswith("_")}
                 message += _hint(name, public)
-            raise AttributeError(message)
+            # With a name, and no object: Python would add a suggestion of its own.
+            raise AttributeError(message, name=name, obj=None)
 
 
 _OWN = ("rank", "nranks", "local_rank", "node", "nnodes", "device", "xp")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -111,6 +113,12 @@ def test_a_method_of_another_library_names_ours(name, meant):
     assert str(caught.value) == (
         f"'Communicator' object has no attribute '{name}'; did you mean {meant}?"
     )
+
+
+def test_python_adds_no_hint_of_its_own():
+    program = "import ringcoll; ringcoll.init_all(1, device='cpu')[0].allreduce"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr.lower().count("did you mean") == 1
 
 
 def test_a_name_like_no_other_is_left_without_a_hint():
