@@ -49,9 +49,12 @@ def overcommitted(nranks: int, ncores: int | None = None, load: float | None = N
     load = os.getloadavg()[0] if load is None else load
     if nranks <= ncores and (load < 1 or load + nranks <= ncores):
         return None
+    ranks, remedy = f"{nranks} ranks", "use fewer ranks, or stop what else runs"
+    if nranks == 1:
+        ranks, remedy = "1 rank", "stop what else runs"
     return (
-        f"Warning: {nranks} ranks on {ncores} cores, load average {load:.1f}: ranks wait for a "
-        f"core, so times spread and say little; use fewer ranks, or stop what else runs"
+        f"Warning: {ranks} on {ncores} cores, load average {load:.1f}: ranks wait for a core, so "
+        f"times spread and say little; {remedy}"
     )
 
 

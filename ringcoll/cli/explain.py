@@ -118,7 +118,7 @@ def main(args: argparse.Namespace) -> int:
         print("\n\n".join(panels[:_PANELS]).rstrip() + "\n")
         if len(panels) > _PANELS:
             print(f"... {len(panels) - _PANELS} more such; --slices 4 draws a whole one\n")
-        print(f"{LEGEND}; t is the shortest transfer\n")
+        print(f"{LEGEND}; t is the shortest transfer, S the slices, W those staged at once\n")
         print("\n".join(launched.reasons))
         if args.lowered:
             launch = Launch(slices=launched.slices, window=args.window)

@@ -99,6 +99,13 @@ def test_ranks_that_wait_for_cores_are_remarked(ranks, load, said):
     assert (remark is not None) is said
     if remark is not None:
         assert f"{ranks} ranks on 4 cores, load average {load:.1f}" in remark
+        assert remark.endswith("; use fewer ranks, or stop what else runs")
+
+
+def test_a_rank_that_waits_for_a_core_cannot_be_fewer():
+    remark = overcommitted(1, 2, 4.0)
+    assert remark is not None and "1 rank on 2 cores" in remark
+    assert remark.endswith("say little; stop what else runs")
 
 
 def test_the_remark_stands_above_the_table(monkeypatch):
