@@ -42,6 +42,8 @@ def main() -> None:
     ]
     request = b"\0".join(fields)
     rights = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
+    # The program may run, and its starter send a signal, before the next lines do.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, PASSED_ON)
     link.sendmsg(
         [len(request).to_bytes(8, sys.byteorder)],
         [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)],
@@ -49,6 +51,7 @@ def main() -> None:
     link.sendall(request)
     for number in PASSED_ON.difference(IGNORED):
         _signal.signal(number, lambda number, _: link.send(bytes([number])))
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, PASSED_ON)
     # Whoever has the other end of one of these waits for the program, not for this process.
     for number in numbers:
         if number != 2:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks.client import forked
+from tests.forks.client import PROXY, forked
 
 FIRST = ("json",)
 """What the process of these tests has loaded: a set of modules that no other test has."""
@@ -124,6 +125,28 @@ def test_signals_are_passed_on():
             assert process.stdout.readline() == f"{int(number)}\n"
         process.kill()
         assert process.stdout.read() == ""  # who holds its output has been killed too
+
+
+def test_a_signal_that_comes_as_soon_as_the_program_runs_is_passed_on(tmp_path):
+    """Where the process that forks is faster than its proxy."""
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        for _ in range(10):
+            argv = [sys.executable, "-IS", PROXY, path, "-W", "error", "-c", "pass"]
+            with subprocess.Popen(argv) as process:
+                link, _ = listener.accept()
+                with link:
+                    header, descriptors, *_ = socket.recv_fds(link, 8, 64)
+                    left = int.from_bytes(header, sys.byteorder)
+                    while left:
+                        left -= len(link.recv(left))
+                    process.send_signal(signal.SIGUSR1)
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    assert link.recv(1) == bytes([signal.SIGUSR1])
+                    process.kill()
 
 
 def test_what_its_starter_ignores_it_ignores():
