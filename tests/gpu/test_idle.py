@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import pytest
 
 from ringcoll.errors import LaunchRefused
@@ -82,6 +84,13 @@ def test_a_capture_on_the_stream_of_the_call_before_is_noticed_where_that_is_ask
     assert not stream_order.ended()
 
 
+@pytest.fixture
+def alone(stream_order, monkeypatch):
+    """The only calls of the process are those of one rank."""
+    monkeypatch.setattr(module, "_all", WeakSet([stream_order]))
+
+
+@pytest.mark.usefixtures("alone")
 def test_calls_are_marked_until_one_is_captured(stream_order, runtime):
     """A mark costs each later call more than its launch, and tells nothing of replays."""
     stream_order.switch_to(7)
@@ -96,6 +105,7 @@ def test_calls_are_marked_until_one_is_captured(stream_order, runtime):
     assert not stream_order.marking
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_capture_leaves_the_marks_that_others_want(stream_order, runtime):
     """A communicator that loads a kernel asks whether calls of others have ended, not graphs."""
     other = module.StreamOrder(stream_order.ordinal, "rank 0 of another communicator")
