@@ -149,14 +149,14 @@ SIMPLE_ALGORITHMS = Measured(
     SWITCH,
     "64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; reduce 247 by scatter_gather (402 "
     "with the root's array staged), 555 by one_shot, 750 by chain in 64 slices; pushing to the "
-    "reducing rank's SCRATCH instead of reading took 345 to 438 in 8 to 32 slices by 64 and by 132 "
-    "blocks; broadcast of plain buffers of 512 MiB by scatter_gather 4985 on 4 H100 "
-    "(gpu_options.json), where the timing model says 3800, and 1900 by tree, which has not been "
-    "timed",
+    "reducing rank's SCRATCH instead of reading, which plain buffers need, took 345 to 438 in 8 to "
+    "32 slices by 64 and by 132 blocks, all_pairs of plain ones 553; broadcast of plain buffers of "
+    "512 MiB by scatter_gather 4985 on 4 H100 (gpu_options.json), where the timing model says 3800 "
+    "and, of tree, which has not been timed, 1900",
     {
         "all_reduce": ("all_pairs", "two_shot"),
         "broadcast": ("tree", "chain"),
-        "reduce": ("all_pairs", "scatter_gather"),
+        "reduce": ("scatter_gather_push", "scatter_gather"),
         "all_gather": ("all_pairs", "all_pairs_fused"),
         "reduce_scatter": ("all_pairs", "one_shot"),
         "gather": ("all_pairs", "one_shot"),

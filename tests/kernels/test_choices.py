@@ -295,7 +295,7 @@ def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
 def test_two_ranks_reduce_at_the_root(mapped):
     two, three = (rooted("reduce", nranks, mapped=mapped) for nranks in (2, 3))
     assert (two.algorithm, two.direct) == ("one_shot" if mapped else "all_pairs", None)
-    assert three.algorithm == ("scatter_gather" if mapped else "all_pairs")
+    assert three.algorithm == ("scatter_gather" if mapped else "scatter_gather_push")
 
 
 @pytest.mark.parametrize(
