@@ -170,7 +170,7 @@ PAIR_ALGORITHMS = Measured(
     OPTIONS,
     "2 GPUs, reduce of 512 MiB by one_shot of mapped buffers and by all_pairs of plain ones, in "
     "µs: 1493 and 1678, other sizes were not timed; on H200 by scatter_gather of mapped ones 2014, "
-    "by all_pairs 1612",
+    "by all_pairs 1612 (gpu_copies_2.json)",
     {"reduce": ("all_pairs", "one_shot"), "broadcast": ("scatter_gather", "chain")},
 )
 """The same for two ranks, where others are faster for two."""
@@ -178,8 +178,8 @@ PAIR_ALGORITHMS = Measured(
 COPY_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
     SWITCH,
-    "engine='copy' of 64 MiB: all_reduce by all_pairs 719 µs in 2 slices; plans that pull have not "
-    "been timed",
+    "engine='copy' of 64 MiB: all_reduce by all_pairs 719 µs in 2 slices; reduce of 512 MiB on 2 "
+    "H100 by scatter_gather_pull 1443 (gpu_options.json)",
     {
         "all_reduce": ("all_pairs_pull", "all_pairs"),
         "broadcast": ("scatter_gather_pull", "chain"),

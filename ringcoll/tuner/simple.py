@@ -33,6 +33,7 @@ from ringcoll.tuner.measured import (
     PAIR_SLOTS,
     PIPELINED,
     SIMPLE_ALGORITHMS,
+    Measured,
 )
 
 
@@ -55,7 +56,8 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     why: tuple[str, ...] = ()
     if limits.algorithm is None and limits.channels is None and call.collective != "barrier":
         kind = "mapped" if limits.mapped else "plain"
-        why = (f"{default} for large {kind} buffers: measured on {SIMPLE_ALGORITHMS.source}",)
+        source = _algorithms(call, machine).source
+        why = (f"{default} for large {kind} buffers: by figures of {source}",)
     slices = slices_of(call, limits.algorithm or default, machine.nranks)
     found = _launched(call, machine, limits, fits, "sm", default, slices, why)
     where = f"{call.collective} on rank {call.rank}"
@@ -161,9 +163,13 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
     short = many and call.nbytes < FUSED_BYTES.value
     if call.collective == "broadcast" and limits.mapped and alike and short:
         return "scatter_gather_fused"
-    if machine.nranks == 2 and call.collective in PAIR_ALGORITHMS.by:
-        return PAIR_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
-    return SIMPLE_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
+    return _algorithms(call, machine).of(call.collective)[bool(limits.mapped)]
+
+
+def _algorithms(call: Call, machine: GpuRanks) -> Measured[tuple[str, str]]:
+    """The figures from which the default follows: those for two ranks, or for any number."""
+    pair = machine.nranks == 2 and call.collective in PAIR_ALGORITHMS.by
+    return PAIR_ALGORITHMS if pair else SIMPLE_ALGORITHMS
 
 
 def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:

@@ -296,6 +296,7 @@ def test_two_ranks_reduce_at_the_root(mapped):
     two, three = (rooted("reduce", nranks, mapped=mapped) for nranks in (2, 3))
     assert (two.algorithm, two.direct) == ("one_shot" if mapped else "all_pairs", None)
     assert three.algorithm == ("scatter_gather" if mapped else "scatter_gather_push")
+    assert "gpu_options.json" in two.why[0] and "gpu_choices_4.json" in three.why[0]
 
 
 @pytest.mark.parametrize(
