@@ -9,9 +9,10 @@ then writes there directly. A buffer that the sender has not mapped is staged: o
 the memory that calls of copy engines use, which begin only when both have entered them, so that
 none runs while a receive does; of more ranks through the zone. That memory holds
 :data:`LARGE_WINDOW` slices: a slice and its credit take about 14 us there and back on H200, so the
-two slices of a zone, 1.8 MB of 2 ranks, carried 135 GB/s. Neither
-form of a large message has been timed on several GPUs: a direct one moves its bytes once instead of
-three times and waits for no credits, a staged one has three times as much under way.
+two slices of a zone, 1.8 MB of 2 ranks, carried 135 GB/s. A direct message moves its bytes once
+instead of three times and waits for no credits: one of 256 MiB carried 359 GB/s between 2 H100
+(``benchmarks/results/gpu_sendrecv_2.json``). A staged one has three times as much under way as with
+two slices, and has not been timed.
 """
 
 from __future__ import annotations
