@@ -132,7 +132,8 @@ class Settings:
             and one ingress port of it on a switch; a third word "pairs" gives each ordered pair of
             ranks a link of its own.
         register: whether GPU ranks register memory automatically: the other ranks map allocations
-            that calls of 1 MiB and more use for the second time, where they can; left out, they do.
+            that calls of 1 MiB and more use for the second time by protocol Simple, where they can;
+            left out, they do.
         kernel_wait: seconds that a first call of GPU ranks waits while its kernel is compiled. Then
             a generic, slower kernel runs the call, if there is one, until its own is loaded. Left
             out, 0.25; benchmarks wait for ever (``math.inf``).
