@@ -1,4 +1,4 @@
-// Gates: kernels of one block that wait and signal for the copies before and after them on a
+// Gates: kernels of one warp that wait and signal for the copies before and after them on a
 // stream.
 //
 // A copy engine neither polls nor posts flags, so a lane of copies is a stream: gate, copies, gate,
@@ -56,11 +56,10 @@ RC_DEVICE bool await_all(Call& call) {
 
 RC_DEVICE void signal(const Call& call, const u64* pairs, u32 count) {
     const u32 words = count * call.args.replicas;
+    if (thread_index() < words) fence_acq_rel_sys();
     for (u32 k = thread_index(); k < words; k += block_threads()) {
         const Word word(call, pairs, k);
-        if (!word.there) continue;
-        fence_acq_rel_sys();
-        st_relaxed_sys_u64(word.at, word.value);
+        if (word.there) st_relaxed_sys_u64(word.at, word.value);
     }
 }
 

@@ -12,6 +12,13 @@
 // gave protocol Simple 64 registers and spilled: all_reduce of 64 and 512 MiB on 4 H200 took 6 and
 // 7 % longer.
 #define RC_KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
+// At most so many registers a thread, of a kernel that has to start while others fill the GPU.
+// Compilers know this from CUDA 12.4 on; earlier ones take what they like.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1204
+#define RC_SMALL_KERNEL(registers) extern "C" __global__ void __maxnreg__(registers)
+#else
+#define RC_SMALL_KERNEL(registers) extern "C" __global__ void
+#endif
 #define RC_PARAMETER const __grid_constant__
 
 namespace rc {

@@ -13,6 +13,8 @@ from ringcoll.errors import MachineError
 from ringcoll.executors.cuda import compile as compiling
 from ringcoll.executors.cuda import ll, workspace
 from ringcoll.executors.cuda.compile import arch_of, compile_kernel, nvrtc_version, read_headers
+from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.message_copies import message_gate_text
 from tests.kernels import cuda12
 
 pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
@@ -31,6 +33,21 @@ def machine_of(cubin: bytes) -> int:
     (word,) = struct.unpack_from("<I", cubin, 48)
     # Where the number stands depends on the version of the ABI, the eighth byte.
     return word >> 8 & 0xFF if cubin[8] >= 8 else word & 0xFF
+
+
+def registers_of(cubin: bytes) -> int:
+    """Registers of a thread of the only kernel, where an ELF file for sm_86 says them."""
+    (at,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQII", cubin, at + k * size) for k in range(count)]
+    texts = [s for s in sections if cubin[sections[names][4] + s[0] :].startswith(b".text.")]
+    ((*_, info),) = texts
+    return int(info >> 24)
+
+
+@pytest.mark.parametrize("text", [gate_text, message_gate_text])
+def test_a_gate_leaves_most_registers_to_other_kernels(text):
+    assert 0 < registers_of(compile_kernel(text(8), "sm_86")) <= 32
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])

@@ -13,7 +13,10 @@ from ringcoll.executors.cuda.source import kernel_text
 
 ENTER, WAIT_ALL, LEAVE = 1, 2, 4
 """Further work of a gate: see ``kernels/copy_gates.cuh``."""
-GATE_THREADS = 128
+GATE_THREADS = 32
+GATE_FRAME = "RC_SMALL_KERNEL(32)"
+"""A warp of 32 registers a thread, so that a gate finds room beside the blocks of other kernels: a
+block of a GEMM often takes 384 threads of 168 registers, which leaves just as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,4 @@ def _padded(words: Sequence[int], nranks: int) -> tuple[int, ...]:
 def gate_text(nranks: int) -> str:
     """The source text of all gates of so many ranks."""
     constants = {"RANKS": nranks, "LOCAL": 1, "WORDS": len(_padded((), nranks))}
-    return kernel_text(
-        "copy_gates", constants, f"{GATE_THREADS}", "gates::run(args, args.local[0]);"
-    )
+    return kernel_text("copy_gates", constants, GATE_FRAME, "gates::run(args, args.local[0]);")

@@ -45,10 +45,11 @@ def generic_text(lanes: int, nranks: int) -> str:
     constants = {"RANKS": nranks, "LOCAL": 1, "WORDS": _words(nranks)}
     if lanes:
         constants |= {"WHOLE": 0, "LANES": lanes}
+    bounds = f"{WORKERS} + SYNC_THREADS" if lanes else f"{THREADS}, {RESIDENT}"
     return kernel_text(
         "generic_ll" if lanes else "generic_simple",
         constants,
-        f"{WORKERS} + SYNC_THREADS" if lanes else f"{THREADS}, {RESIDENT}",
+        f"RC_KERNEL({bounds})",
         f"{'ll' if lanes else 'simple'}::run_generic<Text>(args, args.local[0]);",
         elements_lines(),
     )

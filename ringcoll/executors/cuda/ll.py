@@ -252,7 +252,7 @@ def _text(
     if len(programs) == 1:
         body = ["    run<Type, Program0>(args, local);"]
     run = "\n".join([f"const Local& local = args.local[{which}];", *body])
-    return kernel_text("ll", constants, f"{WORKERS} + SYNC_THREADS", run, lines)
+    return kernel_text("ll", constants, f"RC_KERNEL({WORKERS} + SYNC_THREADS)", run, lines)
 
 
 def _calls(program: Sequence[Batch]) -> Iterator[str]:

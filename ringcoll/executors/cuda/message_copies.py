@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ringcoll.executors.cuda.copies import Copy, Schedule
-from ringcoll.executors.cuda.copy_gates import ENTER, GATE_THREADS, LEAVE, CopyGate
+from ringcoll.executors.cuda.copy_gates import ENTER, GATE_FRAME, LEAVE, CopyGate
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.point_to_point import (
     IN_SCRATCH,
@@ -104,5 +104,5 @@ def message_gate_text(nranks: int) -> str:
     """The source text of all gates of messages of so many ranks."""
     constants = {"RANKS": nranks, "LOCAL": 1, "WORDS": _WORDS}
     return kernel_text(
-        "message_gates", constants, f"{GATE_THREADS}", "pairs::run_gate(args, args.local[0]);"
+        "message_gates", constants, GATE_FRAME, "pairs::run_gate(args, args.local[0]);"
     )

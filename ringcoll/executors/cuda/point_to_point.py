@@ -340,7 +340,7 @@ def pairs_text(nranks: int, local: int, words: int) -> str:
     return kernel_text(
         "point_to_point",
         {"RANKS": nranks, "LOCAL": local, "WORDS": words},
-        f"{THREADS}, {RESIDENT}",
+        f"RC_KERNEL({THREADS}, {RESIDENT})",
         f"pairs::run<Program>(args, args.local[{'local_index()' if local > 1 else '0'}]);",
         [
             "using namespace rc::simple;",

@@ -302,7 +302,7 @@ def simple_text(
     return kernel_text(
         "simple",
         {"RANKS": nranks, "LOCAL": local, "WORDS": words},
-        f"{THREADS}, {RESIDENT}",
+        f"RC_KERNEL({THREADS}, {RESIDENT})",
         f"{entry}<Type, Program>(args, args.local[{at}]);",
         [
             "using namespace rc::simple;",

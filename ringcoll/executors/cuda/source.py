@@ -121,18 +121,21 @@ def _switch(name: str, first: str, values: str, cases: Sequence[str]) -> list[st
 def kernel_text(
     header: str,
     constants: Mapping[str, int],
-    bounds: str,
+    frame: str,
     body: str,
     declarations: Sequence[str] = (),
 ) -> str:
-    """What NVRTC compiles: a header of the kernels' folder, ``RC_`` macros and one kernel."""
+    """What NVRTC compiles: a header of the kernels' folder, ``RC_`` macros and one kernel.
+
+    ``frame`` is a macro of ``kernels/system.cuh``: the bounds of a launch, or few registers.
+    """
     return "\n".join(
         [
             *(f"#define RC_{name} {value}" for name, value in constants.items()),
             f'#include "{header}.cuh"',
             "using namespace rc;",
             *declarations,
-            f"RC_KERNEL({bounds}) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            f"{frame} ringcoll_kernel(RC_PARAMETER Args args) {{",
             f"    {body}",
             "}",
             "",

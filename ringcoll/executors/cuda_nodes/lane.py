@@ -138,4 +138,4 @@ class StagingLane:
 def staging_text() -> str:
     """The source text of both kernels."""
     constants = {"RANKS": 1, "LOCAL": 1, "WORDS": len(padded([()])[0])}
-    return kernel_text("staging", constants, "1", "staging::run(args);")
+    return kernel_text("staging", constants, "RC_KERNEL(1)", "staging::run(args);")

@@ -299,4 +299,4 @@ def fold_text(dtype: DType, op: ReduceOp, *, raw_in: bool, raw_out: bool, final:
     flags = ", ".join("true" if flag else "false" for flag in (raw_in, raw_out, final))
     constants = {"RANKS": 1, "LOCAL": 1, "WORDS": len(padded([()])[0])}
     run = f"fold::run<{kind}, {operator}<{kind}>, {flags}>(args);"
-    return kernel_text("fold", constants, f"{_THREADS}", run)
+    return kernel_text("fold", constants, f"RC_KERNEL({_THREADS})", run)

@@ -5,6 +5,7 @@
 #define RC_DEVICE inline
 #define RC_APART inline
 #define RC_KERNEL(...) extern "C" void
+#define RC_SMALL_KERNEL(registers) extern "C" void
 #define RC_PARAMETER const
 
 #ifndef RC_LANES
