@@ -91,6 +91,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
             "two_shot": "two_shot.all_reduce",
             "two_shot_fused": "two_shot.all_reduce_fused",
             "all_pairs": "all_pairs.all_reduce",
+            "all_pairs_fused": "all_pairs.all_reduce_fused",
             "all_pairs_pull": "pull.all_reduce",
             "recursive_doubling": "doubling.all_reduce",
             "halving_doubling": "halving.all_reduce",

@@ -35,7 +35,8 @@ def all_gather(nranks: int, *, only: Only = None) -> Plan:
     def program() -> Program:
         for d in range(n):
             for rank in ranks:
-                yield Block(rank), Step((inp(rank, 0),), (out((rank + d) % n, rank),))
+                step = Step((inp(rank, 0),), (out((rank + d) % n, rank),))
+                yield Block(rank, lane=int(d == 0)), step
 
     return assemble(Collective("all_gather", n), program(), symmetry=Symmetry((n,)))
 
@@ -89,6 +90,22 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
             for rank in ranks:
                 src, dst = out(rank, rank), out((rank + d) % n, rank)
                 yield Block(rank, lane=2), Step((src,), (dst,))
+
+    return assemble(Collective("all_reduce", n, n), program(), symmetry=Symmetry((n,), (n,)))
+
+
+def all_reduce_fused(nranks: int, *, only: Only = None) -> Plan:
+    """The same in two lanes: the owner of a piece writes its sum to all OUTPUTs in one step."""
+    n, ranks = nranks, wanted(nranks, only)
+
+    def program() -> Program:
+        for d in range(1, n):
+            for rank in ranks:
+                peer = (rank + d) % n
+                yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
+        for rank in ranks:
+            dsts = tuple(out((rank + d) % n, rank) for d in range(n))
+            yield Block(rank, lane=1), Step(arrivals(n, rank, rank), dsts)
 
     return assemble(Collective("all_reduce", n, n), program(), symmetry=Symmetry((n,), (n,)))
 
