@@ -15,6 +15,7 @@ struct Bases {
 };
 
 enum class Where { HERE, SCRATCH, PEER };
+constexpr u64 WHOLE = 1 << 2;  // of a chunk of SCRATCH, beside Where: its region has no halves
 
 // The threads that move data: the first ones, all whole warps; a block has three warps at least.
 RC_DEVICE u32 movers() { return block_threads() - 2 * WARP; }
@@ -34,12 +35,12 @@ struct Share {
         return found.value;
     }
 
-    // A chunk: address or offset, and {where 2, buffer 1, rank 13, bytes a slice 48}.
+    // A chunk: address or offset, and {where 2, buffer or WHOLE 1, rank 13, bytes a slice 48}.
     RC_DEVICE u64 address(const u64* words, u32 bytes) const {
         const u64 at = words[0] + first * bytes, meta = words[1];
         const u64 stride = meta >> 16;
         switch (static_cast<Where>(meta & 3)) {
-            case Where::SCRATCH: return at + call.half() + slot * stride;
+            case Where::SCRATCH: return at + (meta & WHOLE ? 0 : call.half()) + slot * stride;
             case Where::PEER:
                 return bases.at[meta >> 2 & 1][meta >> 3 & 0x1fff] + at + slice * stride;
             default: return at + slice * stride;

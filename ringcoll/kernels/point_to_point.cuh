@@ -265,8 +265,6 @@ struct Half : Call {
 // A share of a row, a plain copy: between absolute addresses, and the width of elements that both
 // have, where their vectors of 16 bytes are not aligned.
 struct Copy {
-    static constexpr u64 WHOLE = 1 << 2;  // of a chunk of SCRATCH: its region has no halves
-
     u64 words[4];
     Share share;
     u32 width;
@@ -285,7 +283,7 @@ struct Copy {
         const u64 at = words[0], meta = words[1], stride = meta >> 16;
         switch (static_cast<simple::Where>(meta & 3)) {
             case simple::Where::SCRATCH:
-                return at + (meta & WHOLE ? 0 : share.call.half()) + share.slot * stride;
+                return at + (meta & simple::WHOLE ? 0 : share.call.half()) + share.slot * stride;
             case simple::Where::PEER: return share.bases.at[1][0] + at + share.slice * stride;
             default: return at + share.slice * stride;
         }

@@ -49,6 +49,7 @@ SWITCH = Source("4 NVIDIA H200 over NVSwitch", "2026-11-21", "gpu_choices_4.json
 BLOCKS = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-22")
 PAIR = Source("2 NVIDIA H200 over NVSwitch", "2026-11-23", "gpu_copies_2.json")
 OPTIONS = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "gpu_options.json")
+PUSHES = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "gpu_pushes.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
 ASSUMED = Source("assumed, not measured", "2026-11-21")
 
@@ -167,13 +168,46 @@ SIMPLE_ALGORITHMS = Measured(
 
 PAIR_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
-    OPTIONS,
-    "2 GPUs, reduce of 512 MiB by one_shot of mapped buffers and by all_pairs of plain ones, in "
-    "µs: 1493 and 1678, other sizes were not timed; on H200 by scatter_gather of mapped ones 2014, "
-    "by all_pairs 1612 (gpu_copies_2.json)",
-    {"reduce": ("all_pairs", "one_shot"), "broadcast": ("scatter_gather", "chain")},
+    PUSHES,
+    "2 GPUs, in µs: reduce of 512 MiB by one_shot of mapped buffers and by all_pairs of plain ones "
+    "1493 and 1692; all_gather by all_pairs, whose own segment is a lane, and by all_pairs_fused "
+    "64 MiB 108 and 109, 512 MiB 744 and 776",
+    {
+        "reduce": ("all_pairs", "one_shot"),
+        "broadcast": ("scatter_gather", "chain"),
+        "all_gather": ("all_pairs", "all_pairs"),
+    },
 )
 """The same for two ranks, where others are faster for two."""
+
+ROOT_ALGORITHMS: Measured[str | None] = Measured(
+    None,
+    PUSHES,
+    "2 GPUs, broadcast by one_shot and by chain, in µs: 32 MiB 105 and 106, 64 MiB 196 and 201, "
+    "128 MiB 376 and 387, 512 MiB 1456 and 1515 (NCCL 1460)",
+    {"broadcast": "one_shot"},
+)
+"""The same where the root's own buffer is mapped as well, from which the other rank can read."""
+
+PUSHED_BYTES = Measured(
+    64 << 20,
+    PUSHES,
+    "2 GPUs, all_reduce by all_pairs_fused with 16 MiB of SCRATCH, and by two_shot in 64 and in "
+    "128 blocks, in µs: 32 MiB 115, 112 and 111, 64 MiB 204, 211 and 207, 128 MiB 388, 407 and "
+    "396, 512 MiB 1490, 1577 and 1533; with 8 MiB 207, 393 and 1518 of the last three. On 4 GPUs, "
+    "with 32 MiB, 64 MiB 328 and 313 by two_shot, 512 MiB 2370 and 2387. reduce_scatter by "
+    "all_pairs with 8 MiB, and by one_shot in 128 blocks: 64 MiB 126 and 117, 512 MiB 885 and 815",
+)
+"""Bytes from which two ranks run PUSH_ALGORITHMS: where both read from each other, their requests
+take a part of the links, which carry 316 GB/s to both so and 365 where both write."""
+
+PUSH_ALGORITHMS = Measured(
+    SIMPLE_ALGORITHMS.value,
+    PUSHES,
+    PUSHED_BYTES.figures,
+    {"all_reduce": ("all_pairs", "all_pairs_fused")},
+)
+"""Algorithms that read nothing of a peer, of plain buffers and of mapped ones."""
 
 COPY_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
@@ -215,10 +249,10 @@ LARGE_RANKS = 2
 
 LARGE_BYTES: Measured[int] = Measured(
     ANY_BYTES,
-    OPTIONS,
-    "plain buffers of 512 MiB by kernels and by copy engines, in µs: all_reduce 1559 and 1507, "
-    "broadcast 1523 and 1523; beside a GEMM all_reduce of 256 MiB took 1.9 and 3.8 times as long, "
-    "since gates wait for its blocks",
+    PUSHES,
+    "buffers of 512 MiB that are staged by copy engines, and by kernels, in µs: all_reduce 1498 "
+    "and 1497, reduce 1443 and 1454, broadcast 1526 and 1456; of eight communicators with calls in "
+    "opposite orders copies of one filled the queues that others waited in, until the deadline",
     {},
 )
 """Bytes of the larger buffer from which copy engines run a call without being asked for, once all
@@ -233,14 +267,16 @@ large SCRATCH: none. With engine="copy" they are COPIED_BYTES."""
 LEAST_LARGE = min((COPIED_BYTES.value, *LARGE_BYTES.by.values()))
 
 COPY_SLICE_BYTES = Measured(
-    128 << 20,
-    PAIR,
-    "engine='copy', all_reduce of 512 MiB on mapped buffers in 2, 4, 8 and 16 slices, in µs: 1433, "
-    "1451, 1481 and 1554; of 128 MiB in 2 and 4: 400 and 416",
+    32 << 20,
+    PUSHES,
+    "engine='copy', all_reduce on mapped buffers in 2, 4, 8 and 16 slices, in µs: 128 MiB 422, "
+    "394, 446 and 493; 256 MiB 795, 737, 769 and 859; 512 MiB in 4, 8 and 16 1419, 1454 and 1571, "
+    "on plain ones 1501, 1498 and 1563; reduce_scatter of 128 MiB in 2, 4, 8 and 16 309, 277, 265 "
+    "and 281, 512 MiB in 4, 8 and 16 988, 922 and 898",
 )
 """Bytes of the larger buffer in a slice of copy engines."""
 
-COPY_SLICES = Measured(8, PAIR, COPY_SLICE_BYTES.figures)
+COPY_SLICES = Measured(4, PUSHES, COPY_SLICE_BYTES.figures, {"reduce_scatter": 8})
 """The most slices; more if SCRATCH is too small for them."""
 
 FUSED_BYTES = Measured(
@@ -270,11 +306,13 @@ PAIR_SLICES = Measured(
     OPTIONS,
     "2 GPUs, in 1 and 2 slices, in µs: all_to_all of 64 MiB 139.2 and 107.2, 512 MiB 1010 and 748; "
     "on 4 GPUs 64 MiB took 178 in 1 and on another day 183 in 2 (gpu_bars_4.json); broadcast by "
-    "chain in 1 slice and in those of PIPELINED: 64 MiB 204.5 and 209.8, 512 MiB 1547 and 1559",
-    {"all_to_all": 2, "broadcast": 1},
+    "chain in 1 slice and in those of PIPELINED: 64 MiB 204.5 and 209.8, 512 MiB 1547 and 1559; "
+    "all_gather of 512 MiB by all_pairs in 2 and 4 slices 744 and 745 (gpu_pushes.json)",
+    {"all_to_all": 2, "broadcast": 1, "all_gather": 2},
 )
 """Slices of calls of two ranks, who relay nothing. Lanes of one slice become one block: with two
-slices the lane that copies a rank's own segment of all_to_all runs beside the one that sends."""
+slices the lane that copies a rank's own segment of all_to_all or all_gather runs beside the one
+that sends."""
 
 BLOCK_BYTES = Measured(
     16 << 10,
@@ -282,8 +320,21 @@ BLOCK_BYTES = Measured(
     "all_reduce on 4 GPUs by 48, 64, 96 and 128 blocks, in µs: 8 MiB 48.6, 48.2, 49.0 and 50.8, "
     "64 MiB 320, 313, 307 and 309, 512 MiB 2470, 2388, 2368 and 2345",
 )
-"""Bytes of a slice that a CUDA block moves at least; no more share one than the executor allows,
-64: they are two percent slower than 128, but calls of four communicators fit a GPU at once."""
+"""Bytes of a slice that a CUDA block moves at least."""
+
+REPLICAS = Measured(64, BLOCKS, BLOCK_BYTES.figures)
+"""The most CUDA blocks of each block of a program: 64 are two percent slower than 128, but calls of
+four communicators fit a GPU at once."""
+
+LONE_REPLICAS = Measured(
+    REPLICAS.value,
+    PUSHES,
+    "2 GPUs, by 64 and by 128 blocks, in µs: all_reduce by two_shot 32 MiB 112 and 111, 64 MiB 211 "
+    "and 207; reduce_scatter 64 MiB 120 and 117, 512 MiB 847 and 815; reduce 64 MiB 200 and 196, "
+    "512 MiB 1493 and 1454 (NCCL 1456); broadcast by one_shot 512 MiB 1456 and 1541",
+    dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), 128),
+)
+"""The same of a program of two ranks that has one block on each."""
 
 BESIDE_BLOCKS = Measured(32, ASSUMED, "a GPU's own memory is much faster than the links")
 """The most CUDA blocks for each block that reduces beside copy engines."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ringcoll.algorithms import Algorithm
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.encode import BlockProgram, Program, encode
+from ringcoll.encode import BlockProgram, Program
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer
@@ -28,10 +28,15 @@ from ringcoll.tuner.measured import (
     FUSED_BYTES,
     LARGE_BYTES,
     LARGE_RANKS,
+    LONE_REPLICAS,
     PAIR_ALGORITHMS,
     PAIR_SLICES,
     PAIR_SLOTS,
     PIPELINED,
+    PUSH_ALGORITHMS,
+    PUSHED_BYTES,
+    REPLICAS,
+    ROOT_ALGORITHMS,
     SIMPLE_ALGORITHMS,
     Measured,
 )
@@ -92,7 +97,9 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     # Lanes that do different things are one block where there is nothing to overlap.
     slices = 1 if limits.mapped and not kind.reduces else 2
     if limits.large_scratch and slices > 1:
-        slices = max(slices, min(COPY_SLICES.value, call.nbytes // COPY_SLICE_BYTES.value))
+        slices = max(
+            slices, min(COPY_SLICES.of(call.collective), call.nbytes // COPY_SLICE_BYTES.value)
+        )
     found = _launched(call, machine, limits, fits, "copy", default, slices)
     program = found.program
     copied = copied_blocks(program)
@@ -163,13 +170,20 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
     short = many and call.nbytes < FUSED_BYTES.value
     if call.collective == "broadcast" and limits.mapped and alike and short:
         return "scatter_gather_fused"
+    if machine.nranks == 2 and limits.mapped == ALL_MAPPED:
+        with_root = ROOT_ALGORITHMS.of(call.collective)
+        if with_root is not None:
+            return with_root
     return _algorithms(call, machine).of(call.collective)[bool(limits.mapped)]
 
 
 def _algorithms(call: Call, machine: GpuRanks) -> Measured[tuple[str, str]]:
     """The figures from which the default follows: those for two ranks, or for any number."""
-    pair = machine.nranks == 2 and call.collective in PAIR_ALGORITHMS.by
-    return PAIR_ALGORITHMS if pair else SIMPLE_ALGORITHMS
+    if machine.nranks != 2:
+        return SIMPLE_ALGORITHMS
+    if call.nbytes >= PUSHED_BYTES.value and call.collective in PUSH_ALGORITHMS.by:
+        return PUSH_ALGORITHMS
+    return PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
 
 
 def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:
@@ -214,7 +228,9 @@ def simple_grid(found: Choice, call: Call, machine: GpuRanks, limits: Limits) ->
 def _grid(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Grid:
     """At most ``most`` CUDA blocks, equally many for each lane of a rank."""
     pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
-    replicas = max(1, min(machine.replicas, most // max(1, lanes), pieces))
+    figures = LONE_REPLICAS if machine.nranks == 2 and lanes == 1 else REPLICAS
+    each = min(machine.replicas, figures.of(call.collective))
+    replicas = max(1, min(each, most // max(1, lanes), pieces))
     return Grid(replicas, replicas * lanes, machine.threads)
 
 
@@ -230,10 +246,9 @@ def _with_direct(
     if not mapped or every == mapped:
         return found
     with contextlib.suppress(LaunchRefused):
-        if encode(found.plan, replace(found.launch, mapped=every)) == found.program:
-            return found
         other = choose_simple(call, machine, replace(limits, mapped=every), fits)
-        return _combined(found, other, call, machine, fits)
+        if other.program != found.program:
+            return _combined(found, other, call, machine, fits)
     return found
 
 

@@ -122,7 +122,7 @@ def test_slices_are_words_and_no_text(nranks):
             mapped = frozenset({Buffer.OUTPUT})
             options: dict[str, Any] = {"algorithm": "chain", "protocol": "Simple"}
             choice = chosen(call, nranks, mapped=mapped, slices=slices, **options)
-            assert (choice.launch.slices, choice.grid.blocks) == (slices, workspace.replicas)
+            assert (choice.launch.slices, choice.grid.blocks) == (slices, 64)
             body = body_of(choice, call, workspace, (Addresses(rank, (0,) * nranks, 0),))
             texts.add(body.text)
             words.add(tuple(body.words[0]))
@@ -205,6 +205,7 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
         (3, 127, {}, "scatter_gather_fused", 24, 2 * 64),
         (4, 128, {}, "chain", 32, 64),
         (2, 64, {}, "chain", 1, 64),
+        (2, 64, {"mapped": ALL_MAPPED}, "one_shot", 1, 64),
         (8, 64, {}, "chain", 16, 64),  # a lane of the root would have 18 blocks
         (4, 64, {"blocks": 95}, "chain", 16, 64),
         (4, 64, {"channels": 2}, "ring", 16, 128),
@@ -218,11 +219,28 @@ def test_a_large_broadcast(nranks, mebibytes, options, algorithm, slices, blocks
     assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
 
 
+@pytest.mark.parametrize("name", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize(("nranks", "slices", "blocks"), [(2, 2, 2 * 64), (4, 1, 64)])
-def test_an_own_segment_is_copied_beside_those_that_are_sent_of_two_ranks(nranks, slices, blocks):
+def test_an_own_segment_is_copied_beside_those_of_two_ranks(name, nranks, slices, blocks):
     count = (64 << 20) // 4 // nranks
-    call = Call("all_to_all", 0, None, None, count, dtype_of("float32"), None, nbytes=64 << 20)
+    call = Call(name, 0, None, None, count, dtype_of("float32"), None, nbytes=64 << 20)
     found = chosen(call, nranks, mapped=ALL_MAPPED)
+    assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
+
+
+@pytest.mark.parametrize(
+    ("nranks", "mebibytes", "mapped", "algorithm", "slices", "blocks"),
+    [
+        (2, 32, ALL_MAPPED, "two_shot", 1, 128),
+        (2, 64, ALL_MAPPED, "all_pairs_fused", 8, 2 * 64),
+        (2, 512, ALL_MAPPED, "all_pairs_fused", 64, 2 * 64),
+        (2, 512, frozenset(), "all_pairs", 256, 3 * 44),
+        (4, 512, ALL_MAPPED, "two_shot", 1, 64),
+    ],
+)
+def test_two_ranks_push_what_is_large(nranks, mebibytes, mapped, algorithm, slices, blocks):
+    found = rooted("all_reduce", nranks, mebibytes << 20, mapped)
+    assert found.algorithm == algorithm
     assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
 
 
@@ -296,7 +314,7 @@ def test_two_ranks_reduce_at_the_root(mapped):
     two, three = (rooted("reduce", nranks, mapped=mapped) for nranks in (2, 3))
     assert (two.algorithm, two.direct) == ("one_shot" if mapped else "all_pairs", None)
     assert three.algorithm == ("scatter_gather" if mapped else "scatter_gather_push")
-    assert "gpu_options.json" in two.why[0] and "gpu_choices_4.json" in three.why[0]
+    assert "gpu_pushes.json" in two.why[0] and "gpu_choices_4.json" in three.why[0]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class World:
         address: where the kernels will find the memory; None: where it lies in this process.
         zone: bytes into which one rank sends to another.
         copied: bytes of SCRATCH of copy engines, through which large messages are staged.
+        scratch_half: bytes of a half of SCRATCH of protocol Simple.
 
     """
 
@@ -84,14 +85,16 @@ class World:
         address: int | None = None,
         zone: int = 8 << 10,
         copied: int = 1 << 20,
+        scratch_half: int = 1 << 20,
     ) -> None:
         self.nranks, half = nranks, 1 << 20
         self.workspace = Workspace(
             nranks,
             line_half=half,
             wide_half=half,
-            scratch_half=half,
+            scratch_half=scratch_half,
             replicas=4,
+            pair_replicas=4,
             copied=copied,
             zone_bytes=zone * nranks,
         )
@@ -104,7 +107,7 @@ class World:
         self.traces = [0] * nranks  # addresses of records of executed rows
         self._taken = 0
         for rank in range(nranks):  # SCRATCH of protocol Simple may hold anything
-            self.workspace_of(rank)[self.workspace.scratch :][: 2 * half] = POISON
+            self.workspace_of(rank)[self.workspace.scratch :][: 2 * scratch_half] = POISON
             self.workspace_of(rank)[self.workspace.zone(0) :] = POISON
 
     def workspace_of(self, rank: int) -> Array:

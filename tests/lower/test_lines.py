@@ -30,6 +30,7 @@ ACCEPTED = {
         "tree": "2",
         "one_shot_push": "2345",
         "all_pairs": "2345",
+        "all_pairs_fused": "2",
         "recursive_doubling": "24",
         "halving_doubling": "2",
     },

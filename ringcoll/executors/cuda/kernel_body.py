@@ -24,7 +24,13 @@ from ringcoll.executors.cuda.ll import (
 )
 from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import Addresses, Body, padded
-from ringcoll.executors.cuda.simple import THREADS, Writer, scratch_bytes, simple_body
+from ringcoll.executors.cuda.simple import (
+    THREADS,
+    Writer,
+    scratch_bytes,
+    scratch_room,
+    simple_body,
+)
 from ringcoll.executors.cuda.trace import traced
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import PROTOCOLS, Launch, Layout
@@ -60,7 +66,7 @@ class KernelFits:
             need = ll_scratch_bytes(program, layout, ll_layout)
             return need, workspace.region(choice.launch.protocol)[1]
         copied = self.copied or workspace.copied
-        room = copied if choice.engine == "copy" else workspace.scratch_half
+        room = copied if choice.engine == "copy" else scratch_room(program, workspace)
         return scratch_bytes(program, layout, call.dtype), room
 
     def parameters(self, call: Call, choices: Sequence[Choice], together: int) -> bool:

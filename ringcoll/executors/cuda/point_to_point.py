@@ -30,7 +30,14 @@ from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
-from ringcoll.executors.cuda.simple import RESIDENT, THREADS, KernelPart, Move, Writer, move_of
+from ringcoll.executors.cuda.simple import (
+    RESIDENT,
+    THREADS,
+    KernelPart,
+    Move,
+    Writer,
+    move_of,
+)
 from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
@@ -61,8 +68,6 @@ _PIECE = 512
 _SENDER, _RECEIVER = 0, 1
 IN_SCRATCH = 0xFFFF
 """In place of the direct block's replicas: see ``kernels/point_to_point.cuh``."""
-_WHOLE = 1 << 2
-"""Of a SCRATCH chunk in the words: the region has no halves."""
 _WIDTHS = (1, 2, 4, 8)
 _BYTE = dtype_of("uint8")
 
@@ -125,7 +130,7 @@ class Form:
 
 def form_of(message: Message, workspace: Workspace, *, direct: bool = False) -> Form:
     """How both ends carry out a message; ``direct``: if the sender has mapped the buffer."""
-    nbytes, most = message.nbytes, workspace.replicas
+    nbytes, most = message.nbytes, workspace.pair_replicas
     large = nbytes > window_bytes(workspace)
     if direct:
         slices = window = 1
@@ -280,22 +285,20 @@ class _HalfWriter(Writer):
         ranks: tuple[int, ...] = (),
         form: Form | None = None,
     ) -> None:
-        self.ranks, self.whole = ranks, False
+        self.ranks = ranks
         sender = ranks[_SENDER] if ranks else 0
-        scratch: tuple[int | None, int] = workspace.zone(sender), workspace.zone_half
+        scratch: tuple[int | None, int, bool] = workspace.zone(sender), workspace.zone_half, False
         if form is not None and form.scratch:
-            scratch, self.whole = (None, scratch_share(workspace.nranks)), True
+            scratch = None, scratch_share(workspace.nranks), True
         elif form is not None and form.large and workspace.staged_bytes:
-            scratch, self.whole = (workspace.staged(sender), workspace.staged_bytes), True
+            scratch = workspace.staged(sender), workspace.staged_bytes, True
         carried = KernelPart(frozenset(range(len(program.blocks))), *scratch)
         super().__init__(program, layout, _BYTE, workspace, (own,), carried)
 
     def chunk(self, chunk: Chunk, at: Addresses) -> tuple[int, int]:
         """As any kernel's, but the kernel finds the peer's buffer in the receiver's hello."""
         first, meta = super().chunk(chunk, at)
-        if chunk.buffer is Buffer.SCRATCH:
-            return first, meta | _WHOLE * self.whole
-        if chunk.rank != at.rank:
+        if chunk.rank != at.rank and chunk.buffer is not Buffer.SCRATCH:
             return first, meta & ~(0x1FFF << 3)  # one peer: number 0
         return first, meta
 

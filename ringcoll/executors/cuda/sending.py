@@ -328,7 +328,7 @@ class CudaPairs:
             )
             for each in (member.pairs.executor for member in members)
         ]
-        header = Header(timeout, 0, False, False, executor.workspace.replicas)
+        header = Header(timeout, 0, False, False, executor.workspace.pair_replicas)
         where = f"send and recv on rank {self.rank}"
         load = partial(executor.kernels.function, timeout=timeout, where=where)
         lane = lane_of(halves[0]) if len(members) == 1 else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program, Row
@@ -35,6 +36,8 @@ are resident at the same time and never wait for each other."""
 
 _HERE, _SCRATCH, _PEER = range(3)
 """Where a chunk lies: ``Where`` of ``kernels/move.cuh``."""
+_WHOLE = 1 << 2
+"""Of a chunk of SCRATCH whose region has no halves: ``WHOLE`` there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class KernelPart:
     blocks: frozenset[int]  # of the program, by number
     scratch: int | None  # offset of SCRATCH in a workspace; None: it has memory of its own
     room: int  # bytes of it
+    whole: bool = False  # it has no halves for calls by turns
 
 
 def move_of(row: Row, dtype: DType) -> Move | None:
@@ -95,8 +99,31 @@ def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
 
 
 def scratch_bytes(program: Program, layout: Layout, dtype: DType) -> int:
-    """Bytes of SCRATCH that the program needs on a rank, for each half."""
+    """Bytes of SCRATCH that the program needs on a rank, in each half or in both as one."""
     return program.scratch * program.slots * _slot_bytes(program, layout, dtype)
+
+
+@lru_cache(maxsize=256)
+def takes_both_halves(program: Program) -> bool:
+    """Whether no other call uses SCRATCH meanwhile, so that the program may have all of it.
+
+    Whatever reads SCRATCH here writes to the OUTPUT of all ranks in the same step. So a rank, which
+    awaits what its OUTPUT receives, ends only when all have read their SCRATCH. And a program that
+    writes to peers' buffers awaits all hellos first: all earlier calls have ended everywhere.
+    """
+    ranks = {*range(program.collective.nranks)}
+    written = [
+        {dst.rank for dst in row.dsts if dst.buffer is Buffer.OUTPUT}
+        for block in program.programs
+        for row in block.rows
+        if any(src.buffer is Buffer.SCRATCH for src in row.srcs)
+    ]
+    return bool(written) and all(found == ranks for found in written)
+
+
+def scratch_room(program: Program, workspace: Workspace) -> int:
+    """Bytes of SCRATCH that a workspace has for a program that no copy engine runs."""
+    return workspace.scratch_half * (2 if takes_both_halves(program) else 1)
 
 
 def simple_body(
@@ -153,10 +180,12 @@ class Writer:
         *,
         scales: bool = False,
     ) -> None:
-        whole = KernelPart(
-            frozenset(range(len(program.blocks))), workspace.scratch, workspace.scratch_half
+        self.carried = kernel_part or KernelPart(
+            frozenset(range(len(program.blocks))),
+            workspace.scratch,
+            scratch_room(program, workspace),
+            takes_both_halves(program),
         )
-        self.carried = whole if kernel_part is None else kernel_part
         need = scratch_bytes(program, layout, dtype)
         if need > self.carried.room:
             raise LaunchRefused(
@@ -244,7 +273,8 @@ class Writer:
             index = chunk.index * self.program.slots
             offset, own = self.carried.scratch, chunk.rank
             first = at.scratch[own] if offset is None else at.workspaces[own] + offset
-            return first + index * self.width, _SCRATCH | self.width << 16
+            where = _SCRATCH | _WHOLE * self.carried.whole
+            return first + index * self.width, where | self.width << 16
         start, _ = layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices)
         number, within = divmod(chunk.index, layout.collective.chunks)
         low, high = layout.part(layout.segment(chunk.buffer, chunk.rank, number)[1], within)

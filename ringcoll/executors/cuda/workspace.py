@@ -12,7 +12,8 @@ Every protocol has a region of its own: data of another protocol could equal a l
 halves of a region alternate by epoch and lie at fixed offsets, so that a small call after a large
 one cannot overlap it. Calls of copy engines have a region without halves, because the addresses of
 a captured copy are fixed: they begin only when all ranks have entered, so all earlier calls have
-ended. ``kernels/program.cuh`` holds the first offsets.
+ended. Programs for which that holds as well, and whose ranks all end together, have both halves of
+SCRATCH as one (``takes_both_halves``). ``kernels/program.cuh`` holds the first offsets.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Workspace:
     line_half: int = 4 << 20  # one half of LL's lines
     wide_half: int = 205 << 16  # one half of LL128's lines: all_reduce of 8 MiB on 4 ranks
     scratch_half: int = 8 << 20  # one half of SCRATCH
-    replicas: int = 64  # the most CUDA blocks that a block of a program may have
+    replicas: int = 128  # the most CUDA blocks that a block of a program may have
+    pair_replicas: int = 64  # the most that a message may have
     copied: int = 11 << 20  # the SCRATCH of calls of copy engines
     zone_bytes: int = 7 << 20
 
@@ -120,17 +122,17 @@ class Workspace:
 
     @property
     def pair_flags(self) -> int:
-        """``u64[replicas]``, relative to the half; its hellos, two LL lines each, come first."""
+        """``u64[pair_replicas]``, relative to the half, behind its hellos of two LL lines each."""
         return 2 * HELLO_SLOTS * _LINE
 
     @property
     def pair_sequence(self) -> int:
-        """``u64[replicas]``, relative to the half: the last call that each block has ended."""
-        return self.pair_flags + self.replicas * 8
+        """``u64[pair_replicas]``, relative to the half: the last call that each block has ended."""
+        return self.pair_flags + self.pair_replicas * 8
 
     @property
     def _pair_bytes(self) -> int:
-        return self.pair_sequence + self.replicas * 8
+        return self.pair_sequence + self.pair_replicas * 8
 
     def zone(self, sender: int) -> int:
         """The landing zone of ``sender``; two halves by the parity of the pair's calls."""

@@ -35,8 +35,8 @@ _COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("all_gather", "broadcast"), ("uint8",)),  # torch's objects
 )
 """Collectives and the element types that they are compiled for; reductions are sums."""
-_SIMPLE = 64 << 20, 512 << 20
-"""Bytes of calls by Simple: of broadcast by each of its two algorithms."""
+_SIMPLE = 32 << 20, 64 << 20, 512 << 20
+"""Bytes of calls by Simple: of all_reduce and broadcast by each of their algorithms."""
 _BYTES = (*(size for by in PROTOCOL_SIZES.values() for size in by.samples), *_SIMPLE)
 _NO_LIMITS = Limits()
 _TWO_PROGRAMS = (
