@@ -125,9 +125,18 @@ class _Parser(argparse.ArgumentParser):
     def check_options(self, words: Sequence[str]) -> None:
         """Refuse a misspelt option by its name: argparse may take its value for an argument."""
         options = [text for action in self._actions for text in action.option_strings]
-        for name in (word.partition("=")[0] for word in words if word.startswith("--")):
-            if name not in options:
-                self.error(f"there is no option {name}{did_you_mean(name, options)}")
+        told = [a for a in self._actions if a.help != argparse.SUPPRESS]
+        shown = [text for action in told for text in action.option_strings]
+        for name in (word.partition("=")[0] for word in words if word.startswith("-")):
+            if name in options:
+                continue
+            from ringcoll.cli.synonyms import meant  # not at every start: mistakes are rare
+
+            near = meant(name, shown)
+            # A word with one dash may be a number or several short options in one.
+            if near is not None or name.startswith("--"):
+                hint = "" if near is None else f"; did you mean {near}?"
+                self.error(f"there is no option {name}{hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

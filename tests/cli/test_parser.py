@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from ringcoll import __version__
-from ringcoll.cli import COMMANDS, _parse, main
+from ringcoll.cli import COMMANDS, _parse, main, synonyms
 from tests.cli.own import STAR
 
 commands = pytest.mark.parametrize("command", COMMANDS)
@@ -65,6 +65,22 @@ def test_the_version_is_one_word(capsys):
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
+def options_of(command):
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"ringcoll.cli.{command}").add_arguments(parser)
+    told = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    return {text for action in told for text in action.option_strings}
+
+
+def test_each_line_of_synonyms_names_options_of_commands():
+    """The first word of a line is an option of one command at least, or no hint could name it."""
+    options = set().union(*map(options_of, COMMANDS))
+    for line in synonyms._LINES.strip().splitlines():
+        words = line.split()
+        assert words[0] in options
+        assert len({*words}) == len(words) > 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -74,6 +90,21 @@ def test_the_version_is_one_word(capsys):
         ("model all_reduce --rnaks 4", "there is no option --rnaks; did you mean --ranks?"),
         ("model all_reduce --rnaks=4", "there is no option --rnaks; did you mean --ranks?"),
         ("bench --pase 3", "ringcoll bench: there is no option --pase; did you mean --pace?"),
+        ("explain all_reduce --size 1M", "no option --size; did you mean --bytes?"),
+        ("model all_reduce --sizes=1K,1M", "no option --sizes; did you mean --bytes?"),
+        ("explain all_reduce -b 1M", "no option -b; did you mean --bytes?"),
+        ("bench --bytes 1M", "no option --bytes; did you mean --minbytes?"),
+        ("tune --maxbytes 1M", "no option --maxbytes; did you mean --max?"),
+        ("model all_reduce --nranks 4", "no option --nranks; did you mean --ranks?"),
+        ("topo --ranks 0-3", "no option --ranks; did you mean --gpus?"),
+        ("explain all_reduce --picture x.svg", "no option --picture; did you mean --plot?"),
+        ("bench --bandwidth 1e9", "no option --bandwidth; did you mean --pace?"),
+        # --output is near, but hidden: it is for the command's own processes.
+        ("bench --outptu x.json", "no option --outptu; `ringcoll bench --help`"),
+        ("verify --size 1M", "no option --size; `ringcoll verify --help`"),
+        ("explain all_reduce --seed 1", "no option --seed; `ringcoll explain --help`"),
+        ("bench --out x.json", "no option --out; did you mean --json?"),
+        ("tune --wibble", "ringcoll tune: there is no option --wibble; `ringcoll tune --help`"),
         ("--verison", "ringcoll: there is no option --verison; did you mean --version?"),
         ("explain broadcast --links swich", "'swich' is not one of .*; did you mean switch?"),
         ("model broadcast --bytes 1X", "argument --bytes: size '1X'"),
