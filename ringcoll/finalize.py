@@ -171,11 +171,25 @@ def _launched() -> str:
     return f"rank {launched_rank(os.environ)}"
 
 
+def _names_ranks(error: BaseException, text: str) -> bool:
+    """Whether the text of an error, which its traceback shows, names this rank or a lost one."""
+    if isinstance(error, Error) and re.search(rf" on {_launched()}\b|^{_launched()}(:| of )", text):
+        return True
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        if isinstance(one, RankLostError) and str(one) in str(error):
+            return True  # such as ClosedError after it, and the program's own that quotes it
+        seen.add(id(one))
+        one = one.__cause__ or one.__context__
+    return False
+
+
 def _exit() -> None:
     error = uncaught()
-    if error is not None and not isinstance(error, RankLostError):
+    if error is not None:
         text = [*str(error).splitlines(), ""][0]
-        if not (isinstance(error, Error) and re.search(rf" on {_launched()}\b", text)):
+        if not _names_ranks(error, text):
             _say(f"(pid {os.getpid()}) ends: uncaught {type(error).__name__}: {text}")
     for fabric in list(_open):
         if error is not None:

@@ -20,6 +20,7 @@ from tests.launching import launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
+import contextlib
 import os
 import threading
 
@@ -47,6 +48,15 @@ OWN = "raise ValueError('the loss is nan')"
 ARGUMENT = "comm.all_reduce(np.ones(3), op='summ')"
 DEFECT = "comm._state.run = None"  # a TypeError inside the package
 LOST = "os._exit(3)"
+QUOTED = f"""{LOST}
+    try:
+        comm.all_reduce(np.ones(3))
+    except ringcoll.RankLostError as error:
+        raise RuntimeError(f'step 3: {{error}}') from error"""
+CALLED_AGAIN = f"""{LOST}
+    with contextlib.suppress(ringcoll.RankLostError):
+        comm.all_reduce(np.ones(3))"""
+CLOSED = "comm.close()"
 
 
 @pytest.fixture
@@ -172,3 +182,20 @@ def test_two_ranks_show_one_cause(shown, fault, first, said, other):
     assert f"ringcoll.errors.{said}" in text or f"\n{said}" in text
     assert other in text
     assert text.count("ends: uncaught") == (1 if fault == OWN else 0)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [LOST, QUOTED, CALLED_AGAIN])
+def test_a_survivor_shows_once_which_rank_was_lost(shown, fault):
+    (frames,), text = shown(fault, nranks=2)
+    assert frames[:3] == MAIN
+    assert text.count("rank 1 died: its process") == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_an_error_that_begins_with_its_rank_is_shown_once(shown):
+    _, text = shown(CLOSED, nranks=2)
+    assert "ClosedError: rank 1: the communicator is closed" in text
+    assert "ends: uncaught" not in text
