@@ -31,9 +31,27 @@ Rows = list[list[str]]
 
 
 def record(name: str) -> Record:
-    """One file of ``benchmarks/results``."""
-    found: Record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    """One file of ``benchmarks/results``, without the rows that have wrong elements."""
+    found: Record = _right(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
     return found
+
+
+def _right(value: Any) -> Any:
+    """A value of JSON without such rows: the time of a call with a wrong result says nothing.
+
+    Every table reads its records through this, so that none can forget it.
+    """
+    if isinstance(value, dict):
+        return {key: _right(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_right(each) for each in value if not _counts_wrong(each)]
+    return value
+
+
+def _counts_wrong(value: Any) -> bool:
+    # A run of PyTorch's tests lists names there, and its table counts them.
+    wrong = value.get("wrong") if isinstance(value, dict) else None
+    return isinstance(wrong, int) and wrong > 0
 
 
 def all_reduce(found: Record) -> dict[str, dict[int, float]]:
@@ -59,7 +77,7 @@ def parts_table(*names: str) -> tuple[str, Rows]:
         if row["collective"] != "all_reduce" and "options" not in row:
             of = times.setdefault(row["collective"], {}).setdefault(row["lib"], {})
             of[row["bytes"]] = min(row["us"], of.get(row["bytes"], row["us"]))
-    sizes = sorted({size for found in times.values() for size in found["ringcoll"]})
+    sizes = sorted({size for found in times.values() for size in found.get("ringcoll", ())})
     rows = [["time / NCCL's", *map(format_bytes, sizes)]]
     for lib, peer, what in (
         ("ringcoll", "nccl", ""),
@@ -81,8 +99,8 @@ def mpi_table(name: str) -> tuple[str, Rows]:
     for call, measured in found["rows"].items():
         of = {(row["bytes"], row["in_place"], row["lib"]): row["time_us"] for row in measured}
         for size, in_place in dict.fromkeys(key[:2] for key in of):
-            us, theirs = of[size, in_place, "ringcoll"], of.get((size, in_place, "mpi"))
-            if theirs is not None:
+            us, theirs = (of.get((size, in_place, lib)) for lib in ("ringcoll", "mpi"))
+            if us is not None and theirs is not None:
                 place = "in place" if in_place else "out of place"
                 times = [f"{_number(us)} µs", f"{_number(theirs)} µs", f"{theirs / us:.1f} times"]
                 name_of = "all_reduce" if call[0].isdigit() else call
@@ -184,8 +202,8 @@ def nodes_table(name: str) -> tuple[str, Rows]:
     rows = [["256 MiB, bfloat16", "ringcoll", "MPI, memory just written", "MPI, memory in caches"]]
     of = {(row["collective"], row["name"]): row["seconds"] * 1e3 for row in found["rows"]}
     for collective in dict.fromkeys(collective for collective, _ in of):
-        ways = (of[collective, way] for way in ("default", "mpi4py, fresh", "mpi4py"))
-        rows.append([collective, *(f"{ms:.0f} ms" for ms in ways)])
+        ways = (of.get((collective, way)) for way in ("default", "mpi4py, fresh", "mpi4py"))
+        rows.append([collective, *("" if ms is None else f"{ms:.0f} ms" for ms in ways)])
     return _source(found), rows
 
 

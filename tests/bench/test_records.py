@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks import tables
 from benchmarks.tables import FIGURES, RESULTS, record, table
 from ringcoll.cli import bench
 from tests.torch import suite
@@ -88,3 +91,40 @@ def test_every_record_is_listed_with_what_it_backs():
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     listed = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
     assert sorted(listed) == sorted(path.name for path in RESULTS.iterdir() if path.suffix != ".md")
+
+
+def rows_of(found):
+    """The rows of a record that say how many elements were wrong, each with its list."""
+    parts = found.values() if isinstance(found, dict) else found
+    for part in parts if isinstance(found, (dict, list)) else ():
+        if isinstance(found, list) and isinstance(part, dict) and part.get("wrong") == 0:
+            yield found, part
+        else:
+            yield from rows_of(part)
+
+
+@pytest.mark.parametrize(
+    ("figure", "name"), [(figure, name) for figure, (_, of) in FIGURES.items() for name in of]
+)
+def test_no_table_shows_a_row_with_wrong_elements(figure, name, tmp_path, monkeypatch):
+    shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    whole = (RESULTS / f"{name}.json").read_text("utf-8")
+
+    def shown(change):
+        found = json.loads(whole)
+        change(found)
+        (tmp_path / f"{name}.json").write_text(json.dumps(found), encoding="utf-8")
+        return table(figure)
+
+    number = sum(1 for _ in rows_of(json.loads(whole)))
+    for at in range(0, number, 1 + number // 20):  # of many rows some twenty
+
+        def mark(found, at=at):
+            list(rows_of(found))[at][1]["wrong"] = 3
+
+        def remove(found, at=at):
+            among, row = list(rows_of(found))[at]
+            among.remove(row)
+
+        assert shown(mark) == shown(remove)
