@@ -334,7 +334,7 @@ LONE_REPLICAS = Measured(
     "512 MiB 1493 and 1454 (NCCL 1456); broadcast by one_shot 512 MiB 1456 and 1541",
     dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), 128),
 )
-"""The same of a program of two ranks that has one block on each."""
+"""The same of a program that has one block on each rank."""
 
 BESIDE_BLOCKS = Measured(32, ASSUMED, "a GPU's own memory is much faster than the links")
 """The most CUDA blocks for each block that reduces beside copy engines."""

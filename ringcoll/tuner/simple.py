@@ -228,7 +228,7 @@ def simple_grid(found: Choice, call: Call, machine: GpuRanks, limits: Limits) ->
 def _grid(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Grid:
     """At most ``most`` CUDA blocks, equally many for each lane of a rank."""
     pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
-    figures = LONE_REPLICAS if machine.nranks == 2 and lanes == 1 else REPLICAS
+    figures = LONE_REPLICAS if lanes == 1 else REPLICAS
     each = min(machine.replicas, figures.of(call.collective))
     replicas = max(1, min(each, most // max(1, lanes), pieces))
     return Grid(replicas, replicas * lanes, machine.threads)

@@ -211,7 +211,7 @@ def test_explain_shows_the_table_and_the_launch(capsys):
 def test_explain_names_a_tie_and_what_is_assumed(capsys):
     status, out, _ = run(capsys, "explain all_reduce --ranks 4 --alpha 0")
     assert status == 0
-    assert "launch: ring (the first of 7 that tie by the model: ring, two_shot, two_shot_f" in out
+    assert "launch: ring (the first of 8 that tie by the model: ring, two_shot, two_shot_f" in out
     assert "alpha = 0 ns, L = 0 ns\nB, L are assumed, not measured: --bandwidth" in out
     status, out, _ = run(capsys, "explain all_reduce --ranks 4")
     assert status == 0

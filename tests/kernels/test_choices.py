@@ -235,7 +235,7 @@ def test_an_own_segment_is_copied_beside_those_of_two_ranks(name, nranks, slices
         (2, 64, ALL_MAPPED, "all_pairs_fused", 8, 2 * 64),
         (2, 512, ALL_MAPPED, "all_pairs_fused", 64, 2 * 64),
         (2, 512, frozenset(), "all_pairs", 256, 3 * 44),
-        (4, 512, ALL_MAPPED, "two_shot", 1, 64),
+        (4, 512, ALL_MAPPED, "two_shot", 1, 128),
     ],
 )
 def test_two_ranks_push_what_is_large(nranks, mebibytes, mapped, algorithm, slices, blocks):
