@@ -52,7 +52,7 @@ def library_of(kind: type, ordinal: int) -> Library:
     if cupy is not None and kind is cupy.ndarray and hasattr(cupy.ndarray, "_c_contiguous"):
         return Library(_cupy_reader(ordinal), _cupy_stream(ordinal))
     if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
-        return Library(_torch_reader(torch, ordinal), TorchStreams(torch, ordinal))
+        return Library(_torch_reader(torch, ordinal), TorchStreams(torch, ordinal).current)
 
     def read(array: Any) -> Reading | None:
         if isinstance(array, (str, int, float, complex)):
@@ -103,14 +103,13 @@ def _torch_reader(torch: Any, ordinal: int) -> Callable[[Any], Reading | None]:
 
 
 def _cupy_stream(ordinal: int) -> Callable[[Any], Stream]:
-    from cupy.cuda import get_current_stream, runtime
+    from cupy.cuda import get_current_stream
 
-    foreign, device = foreign_streams(), runtime.getDevice
+    foreign = foreign_streams()
 
     def current(_array: Any) -> Stream:
-        if device() != ordinal:
-            return stream_of(None, None, ordinal=ordinal)
-        stream = get_current_stream()
+        # CuPy asks the driver for this thread's device only where it is not told one.
+        stream = get_current_stream(ordinal)
         return stream.ptr, None if type(stream) is foreign else stream
 
     return current
@@ -125,7 +124,7 @@ class TorchStreams:
         self.own: set[int] = set()
         """Handles of streams that torch owns, of those that were current."""
 
-    def __call__(self, _tensor: Any = None) -> Stream:
+    def current(self, _tensor: Any = None) -> Stream:
         """The stream, kept by torch itself unless torch does not own it."""
         handle = self._raw(self._ordinal)
         if handle in self.own:

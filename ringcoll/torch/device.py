@@ -69,7 +69,7 @@ class Device:
         """Enqueue a call on the current stream, on the tensors at these addresses."""
         call, given = found
         stream = self.current()
-        if stream in self._streams.own or self._streams()[1] is not None:
+        if stream in self._streams.own or self._streams.current()[1] is not None:
             self._state.run(call, stream, given)
         else:
             self._state.run(LaunchRequest(call, stream, owned=False, addresses=given))
