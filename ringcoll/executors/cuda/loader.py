@@ -187,8 +187,8 @@ class Launchable:
     parameter: Parameter = field(init=False, repr=False)
     _kept: Any = field(init=False, repr=False)
     _pointers: int = field(init=False, repr=False)
-    _before: tuple[int, ...] = field(init=False, repr=False)
     _call: Any = field(init=False, repr=False)
+    _enqueue: Callable[[int, int, int], object] = field(init=False, repr=False)
 
     def __post_init__(self, packed: bytes | array[int], address_words: AddressWords) -> None:
         from cupy.cuda import driver
@@ -203,10 +203,11 @@ class Launchable:
     def use_grid(self, blocks: int, threads: int) -> None:
         """Let launches have so many blocks a rank, and threads a block."""
         self.blocks, self.threads = blocks, threads
-        self._before = (self.function, blocks, self.locals, 1, threads, 1, 1, 0)
+        grid = blocks, self.locals, 1, threads, 1, 1
+        self._enqueue = partial(self._call, self.function, *grid, 0)  # a tuple would be copied
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
         """Enqueue on a stream of the current device; the driver copies the parameter at once."""
         if addresses != self.parameter.filled:
             self.parameter.fill(addresses)
-        self._call(*self._before, stream, self._pointers, 0)
+        self._enqueue(stream, self._pointers, 0)
