@@ -53,14 +53,15 @@ class LivenessTimer:
     """Runs a check of the peers every 20 ms, and at once while the word ``alarm`` is not zero."""
 
     def __init__(self, alarm: memoryview | None = None) -> None:
-        self._alarm = memoryview(bytes(8)).cast("Q") if alarm is None else alarm
-        self._next = 0.0
+        self.alarm = memoryview(bytes(8)).cast("Q") if alarm is None else alarm
+        self.due = 0.0
+        """When the next check is."""
 
     def tick(self, check: Callable[[], None]) -> float:
         """Call ``check`` if it is due; return the time."""
         now = time.monotonic()
-        if self._alarm[0] or now >= self._next:
-            self._next = now + _INTERVAL
+        if self.alarm[0] or now >= self.due:
+            self.due = now + _INTERVAL
             check()
         return now
 

@@ -120,9 +120,11 @@ class ProcessFabric(Fabric):
 
     def check(self) -> None:
         """Read one word of this rank's memory, and every 20 ms who has died."""
+        timer = self._timer
         if self._ended:
             self._require_open()
-        self._timer.tick(self.check_failures)
+        if timer.alarm[0] or time.monotonic() >= timer.due:  # saves a call
+            timer.tick(self.check_failures)
 
     def check_failures(self) -> None:
         """Raise if a rank has died or aborted, on another node too where one is waited for."""
