@@ -65,9 +65,16 @@ class CheckedCall:
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
 
     alone: bool = field(init=False)  # whether INPUT and OUTPUT are its first argument
+    places: tuple[int, int, int, int] = field(init=False)  # of both: argument and offset
 
     def __post_init__(self) -> None:
-        self.alone = self.input[:2] == self.output[:2] == (0, 0)
+        self.places = *self.input[:2], *self.output[:2]
+        self.alone = self.places == (0, 0, 0, 0)
+
+    def starts(self, first: int, second: int) -> tuple[int, int]:
+        """Where INPUT and OUTPUT of a call on arguments at these addresses begin."""
+        at, (sent, before, received, behind) = (first, second, 0), self.places
+        return at[sent] + before, at[received] + behind
 
     def count_of(self, first: int, second: int) -> int:
         """The count of a call on arguments of so many bytes; 0 unless its count alone differs."""
@@ -122,12 +129,12 @@ class CallCache:
                 checked = self._checked.get((key, distance))
         if checked is None:
             return None
-        at, input_, output = (first, second, 0), checked.input, checked.output
-        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
-        if checked.any_class is not None:
-            given = (start, end, 0, 0, checked.count) if self._counted else (start, end, 0, 0)
-            return checked.any_class, given
-        return self._in_memory(checked, start, end)
+        start, end = (first, first) if checked.alone else checked.starts(first, second)
+        prepared = checked.any_class  # read once: another thread may evict it
+        if prepared is None:
+            return self._in_memory(checked, start, end)
+        given = (start, end, 0, 0, checked.count) if self._counted else (start, end, 0, 0)
+        return prepared, given
 
     def find_like(
         self, key: Hashable, shape: Hashable, first: Extent, second: Extent
@@ -151,9 +158,8 @@ class CallCache:
         if checked is None:
             return None
         state, call, config = self._state, checked.call, checked.config
-        at, input_, output = (first[0], second[0], 0), checked.input, checked.output
-        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
-        extents = (start, input_.nbytes), (end, output.nbytes)
+        start, end = checked.starts(first[0], second[0])
+        extents = (start, checked.input.nbytes), (end, checked.output.nbytes)
         kind, given, prepared, used = None, (start, end, 0, 0), None, None
         for like in likes:
             if like.any_class is not None and prepared is None:
@@ -328,9 +334,12 @@ def comparable(arguments: tuple[Any, ...]) -> object:
     """Counts and displacements by value and by type; without a hash if nothing is equal to them."""
     found: list[object] = []
     for argument in arguments:
-        if type(argument) in (list, tuple):
-            found += tuple(argument), *map(type, argument)
-        elif argument is None or type(argument) is int or isinstance(argument, (str, ReduceOp)):
+        kind = argument.__class__
+        if argument is None or kind is int:
+            found.append(argument)
+        elif kind is list or kind is tuple:
+            found.append((*argument, *map(type, argument)))
+        elif isinstance(argument, (str, ReduceOp)):
             found.append(argument)
         else:
             return found

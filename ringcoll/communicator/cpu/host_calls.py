@@ -81,10 +81,9 @@ class HostCalls(CallCache):
         checked = None if before is None else like.recounted(first, second)
         if checked is None:
             return None
-        state, at, config = self._state, (first[0], second[0], 0), checked.config
-        input_, output = checked.input, checked.output
-        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
-        extents = (start, input_.nbytes), (end, output.nbytes)
+        state, config = self._state, checked.config
+        start, end = checked.starts(first[0], second[0])
+        extents = (start, checked.input.nbytes), (end, checked.output.nbytes)
         call = viewed(checked.call, extents, view_at)
         prepared = state.prepare_like(before, call, config)
         given: Given = start, end, 0, 0, checked.count
