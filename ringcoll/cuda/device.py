@@ -99,20 +99,26 @@ def _device(cuda: Any, ordinal: int) -> Device:
     return Device(ordinal, name, pci, found["major"], found["minor"], sms)
 
 
-@contextmanager
-def on(ordinal: int) -> Iterator[Any]:
+class on:  # noqa: N801 (a class takes a third of the time of a generator)
     """Make a device current for this thread, and with it its context; gives the CUDA runtime.
 
     It is set even where it is current already: a new thread's device is 0 without a context.
     """
-    cuda = runtime()
-    before = cuda.getDevice()
-    cuda.setDevice(ordinal)
-    try:
-        yield cuda
-    finally:
-        if before != ordinal:
-            cuda.setDevice(before)
+
+    __slots__ = ("_before", "_cuda", "_ordinal")
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+
+    def __enter__(self) -> Any:
+        self._cuda = cuda = runtime()
+        self._before = cuda.getDevice()
+        cuda.setDevice(self._ordinal)
+        return cuda
+
+    def __exit__(self, *_error: object) -> None:
+        if self._before != self._ordinal:
+            self._cuda.setDevice(self._before)
 
 
 @contextmanager

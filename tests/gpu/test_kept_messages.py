@@ -80,6 +80,23 @@ def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
     assert not comms[0]._engine._messages
 
 
+def test_the_end_of_a_message_is_marked_where_another_communicator_asks(comms):
+    """Else an earlier mark would tell that the message has ended, too."""
+
+    def work(comm) -> None:
+        order, other = comm._state.cuda.stream_order, 1 - comm.rank
+        sent, got = FakeBuffer(comm, np.arange(300)), FakeBuffer(comm, 300)
+        comm.sendrecv(sent.array, other, got.array, other)
+        order.watch(marking=True)
+        earlier = order._last
+        comm.sendrecv(sent.array, other, got.array, other)
+        assert None is not order._last is not earlier
+        order.watch(marking=False)
+        comm.synchronize()
+
+    assert in_threads(comms, work) == []
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_an_all_to_all_v_of_the_same_counts_is_checked_once(comms, monkeypatch, grouped):
     """The places of its parts are kept relative to the arrays, which are new each time."""

@@ -297,7 +297,10 @@ class CudaState(RankState):
             self.usable()
         try:
             self.fabric.check()
-            self.cuda.run(prepared, stream, addresses)
+            if addresses is None:
+                self.cuda.run(prepared, stream)
+            else:
+                self.cuda.launch(prepared, stream or 0, addresses)
         except BaseException as error:
             self.fail(error)
             raise

@@ -200,7 +200,9 @@ class AsyncErrors:
 
     def compare_last(self) -> None:
         """Raise a reported error, or a mismatch of hellos that no kernel has compared."""
-        self.check()
+        error = self.failure()
+        if error is not None:
+            raise error
         if self._partial:
             self._mismatch = self._hellos.find_mismatch()
             if self._mismatch is not None:

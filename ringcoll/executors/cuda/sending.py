@@ -36,7 +36,7 @@ from ringcoll.executors.cuda.rendezvous import Bundle, End
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
-from ringcoll.executors.shared_state import SharedState
+from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.views import start_of
 
 if TYPE_CHECKING:
@@ -229,21 +229,22 @@ class CudaPairs:
     def run(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
         """Launch the messages of one call, on arrays at these addresses."""
         executor, given = self.executor, [0] * prepared.given
-        executor.compare_last()
+        executor.async_errors.compare_last()
+        kept = executor.records
         for shared_state, number, text in prepared.records:
-            if not shared_state.keeps_record(number):
+            if kept[number % RECORDS] != number:
                 shared_state.record(number, text)
-        for slot, address in zip(prepared.slots, (send, recv), strict=True):
-            if slot >= 0:
-                given[slot] = address
+        sent, received = prepared.slots
+        if sent >= 0:
+            given[sent] = send
+        if received >= 0:
+            given[received] = recv
         if prepared.large:
             self.update_mappings()
             if prepared.received is not None:
-                given[prepared.slots[1] + 1] = self.mapped_address(prepared.received, recv)
-        executor.stream_order.switch_to(stream)
+                given[received + 1] = self.mapped_address(prepared.received, recv)
         executor.async_errors.pair_timeout = prepared.timeout
-        with on(executor.device.ordinal):
-            prepared.launchable.launch(stream, tuple(given))
+        executor.enqueue(prepared.launchable, stream, tuple(given))
 
     def update_mappings(self) -> None:
         """Before a launch with large messages: map what peers have made or registered."""
