@@ -215,9 +215,8 @@ OPTION_TYPES: Mapping[str, OptionType] = {
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""
 
 
-def take_async_op(options: dict[str, Any], where: str) -> bool:
-    """Remove ``async_op`` from a call's options: whether it is asynchronous."""
-    value = options.pop("async_op", False)
+def checked_async_op(value: Any, where: str) -> bool:
+    """Whether a call is asynchronous, by its ``async_op``."""
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(f"{where}: async_op={value!r}: wanted True or False")
     return bool(value)

@@ -20,7 +20,7 @@ from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentTypeError
-from ringcoll.options import take_async_op
+from ringcoll.options import checked_async_op
 
 Check = Callable[..., Call]
 """(name, arguments, rank, nranks, send, recv) -> the checked call."""
@@ -53,8 +53,9 @@ class Engine(ABC):
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and launch it.
 
-        ``check`` makes the call of the buffers and its other ``arguments``, by default operator and
-        root. Of other arguments ``op`` is what calls are compared by.
+        ``how`` is the call's own, from which options may be taken. ``check`` makes the call of the
+        buffers and its other ``arguments``, by default operator and root. Of other arguments ``op``
+        is what calls are compared by.
         """
 
     def counted(
@@ -133,7 +134,8 @@ class Engine(ABC):
         """The options of a call, its stream, and whether it returns a Work."""
         options = dict(how)
         where = f"{name} on rank {self._rank}"
-        stream, later = options.pop("stream", None), take_async_op(options, where)
+        stream, later = options.pop("stream", None), options.pop("async_op", False)
+        later = checked_async_op(later, where)
         given = options.pop("config", None)
         return resolve(self._state.config, given, options, where), stream, later
 

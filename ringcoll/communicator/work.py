@@ -71,14 +71,15 @@ class Work:
 
     """
 
+    _error: BaseException | None = None
+    _seen = False
+    _source: int | None = None
+    _count: int | None = None
+
     def __init__(self, call: str = "", *, not_started: str = "") -> None:
         self._call = call
         self._not_started = not_started  # why it has not started: a wait for it would never end
         self._finished = Latch()
-        self._error: BaseException | None = None
-        self._seen = False
-        self._source: int | None = None
-        self._count: int | None = None
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the result: on CPU ranks the caller blocks, on GPU ranks its current stream.

@@ -273,6 +273,20 @@ def test_a_call_that_is_refused_does_not_let_go_of_the_stream_before(state, engi
     assert gone() is not None
 
 
+def test_a_stream_is_kept_under_the_handle_that_it_has_now(state, engine):
+    """By its handle a call that is refused finds the stream of the one before."""
+    first = Stream(7)
+    gone = weakref.ref(first)
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    first.cuda_stream = 8
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    del first
+    state.refuses = True
+    with pytest.raises(LaunchRefused):
+        engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})
+    assert gone() is not None
+
+
 def test_a_group_that_is_left_by_an_error_does_not_let_go_of_the_stream_before(state, engine):
     first = Stream(7)
     gone = weakref.ref(first)
@@ -302,6 +316,24 @@ def test_a_group_keeps_all_its_streams_until_the_next_call(state, engine):
     with group():
         engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})
         assert [ref() is None for ref in kept] == [False, True]
+
+
+def test_a_call_on_a_stream_of_the_group_before_lets_go_of_the_others(state, engine):
+    first, second = Stream(7), Stream(8)
+    gone = weakref.ref(first)
+    state.executor = SimpleNamespace(task=lambda _calls: iter(()))
+    state.yield_to_worker = lambda: None
+    state.fabric.check = lambda: None
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+    with group():
+        engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+        engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+    del first
+    gc.collect()
+    assert gone() is not None
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+    gc.collect()
+    assert gone() is None
 
 
 def test_waiting_orders_the_current_stream_of_the_arrays_library(state, engine, monkeypatch):

@@ -18,7 +18,6 @@ from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
     comparable,
     evict,
-    overlap,
     prepare_collective,
 )
 from ringcoll.communicator.cpu.rank_calls import with_options
@@ -36,7 +35,7 @@ from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
-from ringcoll.options import take_async_op
+from ringcoll.options import checked_async_op
 from ringcoll.tuner.predicted import power
 from ringcoll.views import Extent, device_view, extent_of, start_of
 
@@ -54,7 +53,6 @@ class DeviceWork(Work):
     ) -> None:
         # Not Work's, whose event of the host takes as long to make as all this.
         self._call, self._executor, self._library, self._like = call, executor, library, like
-        self._seen, self._source, self._count = False, None, None
         self._event = executor.record(stream)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -93,6 +91,8 @@ class CudaEngine(Engine):
         # The owners of the last call's streams, by handle: a stream must live until the next call
         # has waited for it. Several, because a group may make its calls in another order.
         self._owners: dict[int, object] = {}
+        self._owner: object = None
+        """The one owner in it, if that is the only one; else None."""
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
         self._messages: dict[object, _Messages] = {}
@@ -115,11 +115,11 @@ class CudaEngine(Engine):
         stream, later, key, shape, found = None, False, None, None, None
         options: tuple[object, ...] = ()
         if how:
-            how = dict(how)
-            stream = how.pop("stream", None)
-            if "async_op" in how:
-                later = take_async_op(how, f"{name} on rank {self._rank}")
-            options = *how.items(), *map(type, how.values())
+            stream, later = how.pop("stream", None), how.pop("async_op", False)
+            if later is not True and later is not False:
+                later = checked_async_op(later, f"{name} on rank {self._rank}")
+            if how:
+                options = *how.items(), *map(type, how.values())
         libraries = self._libraries
         library = libraries[type(sendbuf)]
         sent = library.read(sendbuf)
@@ -128,7 +128,7 @@ class CudaEngine(Engine):
             (first, sends), (second, receives) = sent, received
             # By LL a kernel is compiled for memory that begins at whole words, or anywhere. With
             # types: True and 1.0 are equal to 1.
-            alignment = first & 7, second & 7
+            alignment = first & 7 | (second & 7) << 3
             key = name, op, root, root.__class__, sends, receives, alignment, options
             try:
                 found = self.calls.find(key, first, second)
@@ -140,27 +140,28 @@ class CudaEngine(Engine):
         if found is None:
             arguments = arguments or (op, root)
             found = self._prepared(key, shape, name, check, arguments, sendbuf, recvbuf, how)
-        like = recvbuf if sendbuf is None else sendbuf
-        if stream is not None:
-            pointer, owner = self._stream_of(stream, like, name)
-        elif sendbuf is None:
-            pointer, owner = libraries[type(recvbuf)].stream(recvbuf)
+        like = sendbuf
+        if sendbuf is None and recvbuf is not None:
+            library, like = libraries[type(recvbuf)], recvbuf
+        if stream is None:
+            pointer, owner = library.stream(like)
         else:
-            pointer, owner = library.stream(sendbuf)
+            pointer, owner = self._stream_of(stream, like, name)
         if owner is None or of_thread.group is not None:
             enqueued = LaunchRequest(found[0], pointer, owner is not None, found[1])
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
-        with self._state.lock:
-            before, self._owners = self._owners, {pointer: owner}
+        state = self._state
+        with state.lock:
+            before = self._owners
+            if owner is not self._owner or pointer not in before:
+                self._own(pointer, owner)
             try:
-                self._state.run(found[0], pointer, found[1])
+                state.run(found[0], pointer, found[1])
             except BaseException:
                 self._keep(before)
                 raise
-        if not later:
-            return None
-        return DeviceWork(self._state.cuda, pointer, libraries[type(like)], like, name)
+        return DeviceWork(state.cuda, pointer, library, like, name) if later else None
 
     def _prepared(
         self,
@@ -211,7 +212,8 @@ class CudaEngine(Engine):
             self._keep(before)
             return group.work if later else None
         with state.lock:
-            before, self._owners = self._owners, {stream: owner}
+            before = self._owners
+            self._own(stream, owner)
             try:
                 if isinstance(call, GroupCall):
                     run_together([(state, call, None)])
@@ -225,8 +227,13 @@ class CudaEngine(Engine):
         like = _first(alive)
         return DeviceWork(state.cuda, stream, self._libraries[type(like)], like, name)
 
+    def _own(self, stream: int, owner: object) -> None:
+        """Keep the owner of a call's stream from now on, in place of those before."""
+        self._owners, self._owner = {stream: owner}, owner
+
     def _keep(self, before: dict[int, object]) -> None:
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
+        self._owner = None
         last = self._state.cuda.stream_order.stream
         if last in before:
             self._owners.setdefault(last, before[last])
@@ -253,33 +260,37 @@ class CudaEngine(Engine):
     ) -> Work | None:
         """Find messages by their shape, or check and prepare them, and launch them."""
         # With types: True and 1.0 are equal to 1.
-        peers = dest, source, exact, type(dest), type(source), type(exact)
+        peers = dest, source, exact, dest.__class__, source.__class__, exact.__class__
         shape = self._message_shape(name, peers, sendbuf, recvbuf, how)
         if shape is None:
             return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
-        found = shape.found
+        key, found, stream, later, first, second, options = shape
         if found is None:
-            check_tag(name, self._rank, shape.options)
+            check_tag(name, self._rank, options)
             calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
             found = self._kept_messages(name, calls, shape)
         like = recvbuf if sendbuf is None else sendbuf
-        pointer, owner = self._stream_of(shape.stream, like, name)
+        library = self._libraries[like.__class__]
+        if stream is None:
+            pointer, owner = library.stream(like)
+        else:
+            pointer, owner = self._stream_of(stream, like, name)
         if of_thread.group is not None or owner is None or found.calls.copied:
             return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
         prepared = found.prepared
         if prepared is None:
-            prepared = self._prepared_messages(shape.key, found)
+            prepared = self._prepared_messages(key, found)
         state: Any = self._state
         with state.lock:
-            before, self._owners = self._owners, {pointer: owner}
+            before = self._owners
+            if owner is not self._owner or pointer not in before:
+                self._own(pointer, owner)
             try:
-                state.run_pairs(prepared, pointer, shape.first, shape.second)
+                state.run_pairs(prepared, pointer, first, second)
             except BaseException:
                 self._keep(before)
                 raise
-        if not shape.later:
-            return None
-        return DeviceWork(state.cuda, pointer, self._libraries[type(like)], like, name)
+        return DeviceWork(state.cuda, pointer, library, like, name) if later else None
 
     def exchange(
         self,
@@ -294,12 +305,12 @@ class CudaEngine(Engine):
         shape = self._message_shape(name, comparable(arguments), sendbuf, recvbuf, how)
         if shape is None:
             return super().exchange(name, check, sendbuf, recvbuf, arguments, how)
-        found = shape.found
+        _, found, stream, *_ = shape
         if found is None:
             calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
             found = self._kept_messages(name, calls, shape)
         like = recvbuf if sendbuf is None else sendbuf
-        pointer, owner = self._stream_of(shape.stream, like, name)
+        pointer, owner = self._stream_of(stream, like, name)
         return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
 
     def _message_shape(
@@ -313,22 +324,25 @@ class CudaEngine(Engine):
         if how:
             options = dict(how)
             stream = options.pop("stream", None)
-            if "async_op" in options:
-                later = take_async_op(options, f"{name} on rank {self._rank}")
-            values = *options.items(), *map(type, options.values())
+            later = options.pop("async_op", False)
+            if later is not True and later is not False:
+                later = checked_async_op(later, f"{name} on rank {self._rank}")
+            if options:
+                values = *options.items(), *map(type, options.values())
         sent = (0, None) if sendbuf is None else libraries[type(sendbuf)].read(sendbuf)
         received = (0, None) if recvbuf is None else libraries[type(recvbuf)].read(recvbuf)
         if sent is None or received is None:
             return None
         (first, sends), (second, receives) = sent, received
-        if overlap((first, _bytes(sends)), (second, _bytes(receives))):
-            return None  # in place other messages are made, or it is refused
         key = name, arguments, sends, receives, values
         try:
             found = self._messages.get(key)
         except TypeError:  # an illegal argument that has no hash
             return None
-        return _MessageShape(key, found, stream, later, options, first, second)
+        nbytes = (_bytes(sends), _bytes(receives)) if found is None else found.nbytes
+        if first and second and -nbytes[1] < second - first < nbytes[0]:
+            return None  # in place other messages are made, or it is refused
+        return key, found, stream, later, first, second, options
 
     def _enqueue_messages(
         self,
@@ -340,19 +354,21 @@ class CudaEngine(Engine):
         name: str,
     ) -> Work | None:
         """Enqueue kept messages, with others of a group."""
+        _, _, _, later, first, second, _ = shape
         given = tuple(
-            (0 if send is None else shape.first + send, 0 if recv is None else shape.second + recv)
+            (0 if send is None else first + send, 0 if recv is None else second + recv)
             for send, recv in found.places
         )
         calls = found.calls.on(stream, given, owned=owner is not None)
-        return self._enqueue(calls, stream, alive, owner, later=shape.later, name=name)
+        return self._enqueue(calls, stream, alive, owner, later=later, name=name)
 
     def _kept_messages(self, name: str, calls: list[Call], shape: _MessageShape) -> _Messages:
         """Keep the checked messages of a call."""
         state: Any = self._state
+        key, _, _, _, first, second, options = shape
         state.usable()
         _refuse_matching(name, calls)
-        config, _, _ = self._options(name, shape.options)
+        config, _, _ = self._options(name, options)
         made = tuple(with_options(call, config) for call in calls)
         paired = state.paired(
             made,
@@ -364,15 +380,15 @@ class CudaEngine(Engine):
         )
         places = (
             (
-                None if call.send is None else start_of(call.send) - shape.first,
-                None if call.recv is None else start_of(call.recv) - shape.second,
+                None if call.send is None else start_of(call.send) - first,
+                None if call.recv is None else start_of(call.recv) - second,
             )
             for call in calls
         )
-        found = _Messages(paired, tuple(places))
+        found = _Messages(paired, tuple(places), (_bytes(key[2]), _bytes(key[3])))
         with state.lock:
             evict(self._messages, CACHED_CALLS)
-            self._messages[shape.key] = found
+            self._messages[key] = found
         return found
 
     def _prepared_messages(self, key: object, found: _Messages) -> PreparedPairs:
@@ -427,20 +443,13 @@ class _Messages:
 
     calls: PairCalls
     places: tuple[tuple[int | None, int | None], ...]  # bytes into sendbuf and recvbuf, of each
+    nbytes: tuple[int, int]  # of both buffers
     prepared: PreparedPairs | None = None  # the launch of these alone
 
 
-@dataclass(slots=True, eq=False)
-class _MessageShape:
-    """What messages are found by, and what of their call is not kept."""
-
-    key: tuple[object, ...]
-    found: _Messages | None
-    stream: Any
-    later: bool
-    options: dict[str, Any]
-    first: int  # where sendbuf lies
-    second: int
+_MessageShape = tuple[tuple[object, ...], _Messages | None, Any, bool, int, int, dict[str, Any]]
+"""What messages are found by, and what was; of their call what is not kept: stream, whether it
+returns a Work, where ``sendbuf`` and ``recvbuf`` lie, other options."""
 
 
 def _refuse_matching(name: str, calls: list[Call]) -> None:
