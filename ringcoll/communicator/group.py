@@ -46,6 +46,10 @@ class _Local(threading.local):
 
 of_thread = _Local()
 
+collecting: set[Group] = set()
+"""The groups of all threads: to look whether there are any takes a quarter of the time of asking
+for this thread's."""
+
 
 class Group:
     """The calls made inside a ``with ringcoll.group():``."""
@@ -106,7 +110,9 @@ def group() -> Iterator[None]:
             _discard(outer.items, first, error)
             raise
         return
-    mine = of_thread.group = Group()
+    mine = Group()
+    collecting.add(mine)
+    of_thread.group = mine
     try:
         yield
     except BaseException as error:
@@ -114,6 +120,7 @@ def group() -> Iterator[None]:
         raise
     finally:
         of_thread.group = None
+        collecting.discard(mine)
     states = {id(state): state for state, _, _ in mine.items}
     try:
         with contextlib.ExitStack() as held:

@@ -9,6 +9,7 @@ import pytest
 
 import ringcoll
 from ringcoll import AbortedError, ClosedError, DeadlineError, MismatchError, UsageError
+from ringcoll.communicator.group import collecting
 
 
 @pytest.fixture
@@ -130,6 +131,20 @@ def test_groups_of_two_threads_do_not_mix():
         assert set(x) == {2.0}
 
     ringcoll.spawn(work, 2)
+
+
+def test_groups_are_told_for_as_long_as_their_bodies_run():
+    """Calls look at their own thread's group only while there is any."""
+    others = {*collecting}
+    with ringcoll.group():
+        (mine,) = collecting - others
+        with ringcoll.group():
+            assert collecting - others == {mine}
+    assert mine not in collecting
+    with pytest.raises(KeyError), ringcoll.group():
+        (mine,) = collecting - others
+        raise KeyError
+    assert mine not in collecting
 
 
 def test_a_body_that_raises_discards_the_group_and_reaches_the_peers():

@@ -24,7 +24,7 @@ from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.cuda.nodes import NodesState
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.engine import Check, Engine, check_tag
-from ringcoll.communicator.group import Group, current, of_thread, run_together
+from ringcoll.communicator.group import Group, collecting, current, of_thread, run_together
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
@@ -147,7 +147,7 @@ class CudaEngine(Engine):
             pointer, owner = library.stream(like)
         else:
             pointer, owner = self._stream_of(stream, like, name)
-        if owner is None or of_thread.group is not None:
+        if owner is None or (collecting and of_thread.group is not None):
             enqueued = LaunchRequest(found[0], pointer, owner is not None, found[1])
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
@@ -275,7 +275,7 @@ class CudaEngine(Engine):
             pointer, owner = library.stream(like)
         else:
             pointer, owner = self._stream_of(stream, like, name)
-        if of_thread.group is not None or owner is None or found.calls.copied:
+        if owner is None or found.calls.copied or (collecting and of_thread.group is not None):
             return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
         prepared = found.prepared
         if prepared is None:
