@@ -6,6 +6,7 @@ import pytest
 
 from ringcoll.cuda import quarantine
 from ringcoll.errors import LaunchRefused, MachineError
+from ringcoll.executors.cuda import stream_order as module
 from tests.gpu.streams import (
     INVALID_HANDLE,
     Call,
@@ -271,3 +272,68 @@ def test_what_is_forgotten_is_not_waited_for(stream_order, runtime):
     stream_order.synchronize()
     stream_order.switch_to(8)
     assert runtime.done == []
+
+
+def test_the_next_call_on_a_settled_stream_needs_no_order(stream_order, runtime, monkeypatch):
+    monkeypatch.setattr(module, "_tracking", False)
+    assert stream_order.settled is None
+    enqueue(stream_order, 7, owned=True)
+    assert stream_order.settled == 7
+    enqueue(stream_order, 8)  # nobody keeps it
+    assert stream_order.settled is None
+    runtime.capture(9)
+    enqueue(stream_order, 9, owned=True)
+    assert stream_order.settled is None, "of a capture"
+    runtime.captured.clear()
+    enqueue(stream_order, 9, owned=True)
+    assert stream_order.settled == 9
+    stream_order.synchronize()
+    assert stream_order.settled is None, "a capture that begins now is a new one"
+    stream_order.switch_to(9)
+    stream_order.forget()
+    assert stream_order.settled is None
+
+
+def test_a_launch_that_ranks_share_settles_no_stream_of_another_rank(
+    stream_order, runtime, monkeypatch
+):
+    monkeypatch.setattr(module, "_tracking", False)
+    stream_order.switch_to(8)
+    stream_order.release(Call(7, owned=True))
+    assert (stream_order.stream, stream_order.settled) == (7, None)
+    stream_order.switch_to(8)
+    assert runtime.done == [(8, "after", 7)]
+
+
+def test_no_stream_is_settled_while_calls_are_marked_or_checked(stream_order, monkeypatch):
+    monkeypatch.setattr(module, "_tracking", False)
+    stream_order.switch_to(7)
+    stream_order.watch("one", marking=True)
+    assert stream_order.settled is None
+    stream_order.switch_to(7)
+    assert stream_order.settled is None
+    stream_order.watch(marking=False)
+    stream_order.switch_to(7)
+    assert stream_order.settled == 7
+    module.track_captures()
+    assert stream_order.settled is None
+    stream_order.switch_to(7)
+    assert stream_order.settled is None
+
+
+def test_a_thread_that_asks_for_marks_meanwhile_unsettles_the_stream(stream_order, monkeypatch):
+    """It may ask at any point of the call that another thread makes."""
+    monkeypatch.setattr(module, "_tracking", False)
+    asks: list[bool] = []
+
+    class Settling(module.StreamOrder):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "settled" and value is not None and asks:
+                asks.pop()
+                self.mark_calls()
+
+    stream_order.__class__ = Settling
+    asks.append(True)
+    stream_order.switch_to(7)
+    assert not asks and stream_order.settled is None

@@ -101,7 +101,7 @@ class CudaExecutor(CudaPreparer):
     def enqueue(self, launchable: Launching, stream: int, addresses: tuple[int, ...]) -> None:
         """Enqueue a launch behind all earlier calls, on this rank's device."""
         order = self.stream_order
-        if order.marking or not order.is_on(stream):
+        if stream != order.settled:
             order.switch_to(stream)
         if self._device() == self._ordinal and self._thread.bound:
             launchable.launch(stream, addresses)

@@ -464,9 +464,7 @@ def _launch(members: Sequence[Member]) -> None:
         order(ordinal, stream, other)
     for member in members:
         # Its own stream: another rank's may be destroyed before this rank's next call.
-        own = member.paired[-1]
-        member.pairs.executor.stream_order.stream = own.stream
-        member.pairs.executor.stream_order.release(own)
+        member.pairs.executor.stream_order.release(member.paired[-1])
 
 
 def _count_copied(member: Member, stream: int) -> None:

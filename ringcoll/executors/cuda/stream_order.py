@@ -39,6 +39,10 @@ def track_captures() -> None:
     """Check every call from now on for capture, also on the stream of the call before."""
     global _tracking
     _tracking = True
+    with _lock:
+        there = list(_all)
+    for stream_order in there:
+        stream_order.settled = None
 
 
 def all_idle() -> bool:
@@ -98,6 +102,9 @@ class StreamOrder:
         self.communicator: object = self
         """What the ranks of its communicator on this device share."""
         self.stream: int | None = None
+        self.settled: int | None = None
+        """The stream on which the next call needs nothing of this, for as long as that is known:
+        the last call's, outside of captures, while calls are neither marked nor checked for one."""
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
@@ -129,18 +136,21 @@ class StreamOrder:
 
         """
         self.unmark()
-        if self.is_on(stream):
-            return
-        graph, before = self._graph(stream), self.stream
-        if before is not None and before != stream:
-            self._turn(before, stream, graph)
-        if graph:
-            self._replayed = True
-            self._recall(graph, stream)
-        elif self._end is not None:
-            self._end.order(stream)
-            self._end = None
-        self.stream, self._eager = stream, not graph
+        if not self.is_on(stream):
+            graph, before = self._graph(stream), self.stream
+            if before is not None and before != stream:
+                self._turn(before, stream, graph)
+            if graph:
+                self._replayed = True
+                self._recall(graph, stream)
+            elif self._end is not None:
+                self._end.order(stream)
+                self._end = None
+            self.stream, self._eager = stream, not graph
+        self.settled = stream if self._eager else None
+        # Read behind it: another thread that asks for marks or checks unsettles it after that.
+        if self.marking or _tracking:
+            self.settled = None
 
     def _graph(self, stream: int) -> int:
         """The capture of the next call's stream; 0: none."""
@@ -177,11 +187,16 @@ class StreamOrder:
             self._remember(before, capture)
 
     def release(self, call: OnStream) -> None:
-        """After a call: keep an event in place of a stream that the caller does not keep alive."""
+        """After a call: keep an event in place of a stream that the caller does not keep alive.
+
+        Its stream may be another than that of a launch that ranks share.
+        """
         stream = call.stream
         if not (call.owned or stream in _FOR_EVER):
             self._remember(stream, capture_of(stream))
-            self.stream = None
+            self.stream = self.settled = None
+        elif stream != self.stream:
+            self.stream, self.settled = stream, None
 
     def _remember(self, stream: int, graph: int) -> None:
         """Record an event at the end of a stream, of a capture or of none (0)."""
@@ -228,7 +243,8 @@ class StreamOrder:
         """Wait for the last call, unless it is captured; its kernels end by their own deadline."""
         end, stream = self._end, self.stream  # another thread may make calls meanwhile
         self._refuse_capture(stream, "synchronize")
-        self._eager = False  # a capture that begins now contains none of these calls
+        # A capture that begins now contains none of these calls.
+        self._eager, self.settled = False, None
         with on(self.ordinal) as cuda, outside_capture():
             try:
                 if end is not None:
@@ -266,7 +282,7 @@ class StreamOrder:
     def mark_calls(self, asker: str = "") -> None:
         """Mark calls from the next one on, for one who asks."""
         self._askers.add(asker)
-        self.marking = True
+        self.marking, self.settled = True, None
 
     def watch(self, asker: str = "", *, marking: bool) -> None:
         """Mark calls from now on for one who asks, or no more; "" asks for all to end it."""
@@ -306,7 +322,7 @@ class StreamOrder:
 
     def forget(self) -> None:
         """Forget all streams and events."""
-        self.stream = self._end = self._last = self._before = None
+        self.stream = self.settled = self._end = self._last = self._before = None
         self._replayed = False
         self._captured.clear()
 

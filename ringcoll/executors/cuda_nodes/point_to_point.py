@@ -127,9 +127,7 @@ class CudaNodesPairs:
                 cuda.streamWaitEvent(stream, event, 0)
             for other in others:
                 order(ordinal, stream, other)
-        own = members[-1]
-        executor.stream_order.stream = own.stream
-        executor.stream_order.release(own)
+        executor.stream_order.release(members[-1])
         for member in members:
             self.running.remove(member)
         yield from ()
