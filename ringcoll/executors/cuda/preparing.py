@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import cast
 
 from ringcoll.arguments.calls import Call
@@ -314,11 +314,12 @@ class CudaPreparer:
 
     def hello(self, input_: Extent, output: Extent, *, registered: bool) -> tuple[int, int]:
         """Both buffers as peers reach them; ``registered``: also those registered automatically."""
-        first = self._mapped_address(*input_, registered)
-        return first, first if output == input_ else self._mapped_address(*output, registered)
+        first = self._mapped_address(input_, registered)
+        return first, first if output == input_ else self._mapped_address(output, registered)
 
-    def _mapped_address(self, start: int, nbytes: int, registered: bool) -> int:
+    def _mapped_address(self, memory: Extent, registered: bool) -> int:
         """Memory as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+        start, nbytes = memory
         if not start:
             return 0
         found = self.symmetric.lookup(start, nbytes)
@@ -425,14 +426,21 @@ def mapped_buffers(call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
     built-in prefix writes OUTPUT of another rank; and the smaller buffer of a call with a count
     for each rank, which may be 0.
     """
-    kind = COLLECTIVES[call.collective]
-    if call.counts and not call.nbytes:
+    counted, (input_, output) = bool(call.counts), hello
+    if counted and not call.nbytes:
         return frozenset()
-    sides = (Buffer.INPUT, hello[0], kind.input), (Buffer.OUTPUT, hello[1], kind.output)
+    return _mapped(call.collective, counted, bool(input_), bool(output))
+
+
+@cache
+def _mapped(collective: str, counted: bool, input_: bool, output: bool) -> frozenset[Buffer]:
+    """The same by what a call depends on: to ask a kind takes longer than a launch."""
+    kind = COLLECTIVES[collective]
+    sides = (Buffer.INPUT, input_, kind.input), (Buffer.OUTPUT, output, kind.output)
     return frozenset(
         buffer
-        for buffer, word, segments in sides
-        if word and kind.uneven != buffer.name.lower() and not (call.counts and segments != "all")
+        for buffer, reached, segments in sides
+        if reached and kind.uneven != buffer.name.lower() and not (counted and segments != "all")
     )
 
 
