@@ -148,7 +148,7 @@ def test_a_capture_of_a_stream_of_former_calls_is_no_matter(healthy):
     ("names", "scenario", "deaths"),
     [
         ("a,b,a,b", "killed", {"all_reduce": 3, "recv": 2}),
-        ("a,b,c,d", "cut_off", {"all_to_all": 3, "reduce": 2}),
+        ("a,b,c,d", "cut_off", {"all_reduce": 3, "reduce": 2}),
     ],
 )
 def test_deaths_are_noticed_and_survivors_go_on(nodes, names, scenario, deaths):
