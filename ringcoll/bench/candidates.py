@@ -91,6 +91,8 @@ class Candidates:
                 choice = self._state.choice(self.call, config, self._mapped)
             except Error:
                 continue  # not for this collective, number of ranks, type or memory
+            if self._mapped:
+                choice = choice.variants[-1]  # the root's own buffer is mapped, too
             candidate = Candidate(_named(each, choice), choice, usual)
             if candidate.key not in self._seen:
                 self._seen.add(candidate.key)

@@ -301,8 +301,8 @@ PIPELINED: Measured[tuple[int, int, int] | None] = Measured(
 )
 """By algorithm, of those that are pipelined: bytes of a slice, the fewest and the most slices."""
 
-PAIR_SLICES = Measured(
-    1,
+PAIR_SLICES: Measured[int | None] = Measured(
+    None,
     OPTIONS,
     "2 GPUs, in 1 and 2 slices, in µs: all_to_all of 64 MiB 139.2 and 107.2, 512 MiB 1010 and 748; "
     "on 4 GPUs 64 MiB took 178 in 1 and on another day 183 in 2 (gpu_bars_4.json); broadcast by "
@@ -310,9 +310,9 @@ PAIR_SLICES = Measured(
     "all_gather of 512 MiB by all_pairs in 2 and 4 slices 744 and 745 (gpu_pushes.json)",
     {"all_to_all": 2, "broadcast": 1, "all_gather": 2},
 )
-"""Slices of calls of two ranks, who relay nothing. Lanes of one slice become one block: with two
-slices the lane that copies a rank's own segment of all_to_all or all_gather runs beside the one
-that sends."""
+"""Slices of calls of two ranks, who relay nothing, by their default algorithms. Lanes of one slice
+become one block: with two slices the lane that copies a rank's own segment of all_to_all or
+all_gather runs beside the one that sends."""
 
 BLOCK_BYTES = Measured(
     16 << 10,
@@ -325,6 +325,9 @@ BLOCK_BYTES = Measured(
 REPLICAS = Measured(64, BLOCKS, BLOCK_BYTES.figures)
 """The most CUDA blocks of each block of a program: 64 are two percent slower than 128, but calls of
 four communicators fit a GPU at once."""
+
+CALL_BLOCKS: Measured[int] = Measured(1 << 16, PUSHES, "no collective was faster by fewer", {})
+"""The most CUDA blocks of a call on mapped buffers."""
 
 LONE_REPLICAS = Measured(
     REPLICAS.value,

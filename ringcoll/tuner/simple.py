@@ -20,6 +20,7 @@ from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     BESIDE_BLOCKS,
     BLOCK_BYTES,
+    CALL_BLOCKS,
     COPIED_BYTES,
     COPY_ALGORITHMS,
     COPY_SLICE_BYTES,
@@ -188,8 +189,11 @@ def _algorithms(call: Call, machine: GpuRanks) -> Measured[tuple[str, str]]:
 
 def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:
     """Slices of a pipelined algorithm; in the others all ranks move data at once."""
-    if nranks == 2 and call.collective in PAIR_SLICES.by:
-        return PAIR_SLICES.of(call.collective)
+    pair = PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
+    if nranks == 2 and algorithm in pair.of(call.collective):
+        slices = PAIR_SLICES.of(call.collective)
+        if slices is not None:
+            return slices
     pipelined = None if callable(algorithm) else PIPELINED.of(algorithm)
     if pipelined is None:
         return 1
@@ -230,6 +234,8 @@ def _grid(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -
     pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
     figures = LONE_REPLICAS if lanes == 1 else REPLICAS
     each = min(machine.replicas, figures.of(call.collective))
+    if found.launch.mapped:
+        most = min(most, CALL_BLOCKS.of(call.collective))
     replicas = max(1, min(each, most // max(1, lanes), pieces))
     return Grid(replicas, replicas * lanes, machine.threads)
 

@@ -145,7 +145,7 @@ def test_the_words_of_a_launch_are_those_of_its_addresses():
     """Byte for byte what was packed for these addresses themselves."""
     workspace = Workspace(2)
     local = [Addresses(0, (1 << 32, 2 << 32), 0)]
-    header = Header(20.0, 0, False, False, workspace.replicas)
+    header = Header(20.0, 0, False, False, workspace.pair_replicas)
 
     def packed(first: int, second: int) -> tuple[bytes, AddressWords]:
         halves = [

@@ -223,3 +223,13 @@ def test_candidates_near_another_have_other_slices_and_blocks():
     assert {each.choice.launch.slices for each in near} > {2 * before.launch.slices}
     assert any(each.choice.grid.blocks < before.grid.blocks for each in near)
     assert all(each.choice.algorithm == before.algorithm for each in near)
+
+
+def test_a_candidate_is_what_runs_where_the_root_is_mapped_too():
+    section = Section("broadcast", 2, dtype_of("float32"), None, 0)
+    found = Candidates(State(scratch=False), section.case(64 << 20), mapped=True)
+    usual, *others = found.first()
+    assert usual.usual and usual.options.items() >= {"algorithm": "one_shot", "slices": 1}.items()
+    assert usual.choice.algorithm == "one_shot" and usual.choice.launch.slices == 1
+    assert usual.choice.algorithm not in {each.choice.algorithm for each in others}
+    assert {each.choice.launch.slices for each in found.near(usual)} == {1, 2}

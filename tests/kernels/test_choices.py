@@ -11,8 +11,9 @@ import pytest
 
 from ringcoll.algorithms import build
 from ringcoll.algorithms.channels import alternating
+from ringcoll.algorithms.parts import assemble, inp, out
 from ringcoll.arguments.calls import Call
-from ringcoll.collectives import COLLECTIVES
+from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda import dual_program
@@ -22,7 +23,7 @@ from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.cuda_nodes import standard
 from ringcoll.launch import ALL_MAPPED
-from ringcoll.plan import Buffer
+from ringcoll.plan import Block, Buffer, Step
 from ringcoll.tuner.choice import Limits
 from ringcoll.tuner.measured import PROTOCOL_SIZES
 from ringcoll.tuner.simple import copied_blocks, crosses
@@ -219,6 +220,21 @@ def test_a_large_broadcast(nranks, mebibytes, options, algorithm, slices, blocks
     assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
 
 
+def own_signals(nranks, *, only=None):
+    """An all_gather of two ranks that says itself who waits for whom."""
+
+    def steps(rank):
+        peer = Block(1 - rank)
+        yield Step((inp(rank, 0),), (out(rank, rank),))
+        yield Step((), (), signals=(peer,))
+        yield Step((inp(rank, 0),), (out(1 - rank, rank),), waits=(peer,), signals=(peer,))
+        yield Step((), (), waits=(peer,))
+
+    turns = zip(steps(0), steps(1), strict=True)
+    program = ((Block(rank), step) for turn in turns for rank, step in enumerate(turn))
+    return assemble(Collective("all_gather", nranks), program, only=only)
+
+
 @pytest.mark.parametrize("name", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize(("nranks", "slices", "blocks"), [(2, 2, 2 * 64), (4, 1, 64)])
 def test_an_own_segment_is_copied_beside_those_of_two_ranks(name, nranks, slices, blocks):
@@ -226,6 +242,12 @@ def test_an_own_segment_is_copied_beside_those_of_two_ranks(name, nranks, slices
     call = Call(name, 0, None, None, count, dtype_of("float32"), None, nbytes=64 << 20)
     found = chosen(call, nranks, mapped=ALL_MAPPED)
     assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", own_signals])
+def test_slices_of_two_ranks_are_those_of_the_default_algorithm(algorithm):
+    found = rooted("all_gather", 2, mapped=ALL_MAPPED, algorithm=algorithm)
+    assert found.launch.slices == 1
 
 
 @pytest.mark.parametrize(

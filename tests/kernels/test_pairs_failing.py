@@ -209,7 +209,7 @@ def test_the_host_gives_up():
 def test_flags_that_would_begin_anew_are_refused(sends):
     world = World(2)
     at = world.workspace.pair(1, sends=sends) + world.workspace.pair_sequence
-    world.workspace_of(0)[at:][: 8 * world.workspace.replicas].view("u8")[:] = (1 << 32) - 1
+    world.workspace_of(0)[at:][: 8 * world.workspace.pair_replicas].view("u8")[:] = (1 << 32) - 1
     messages = [(0, 1, 100)] if sends else [(1, 0, 100)]
     side_by_side([[Traffic(messages).ready(world, (0,))]])
     told = error(world, 0)

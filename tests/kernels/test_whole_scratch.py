@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms.parts import inp, scratch
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.simple import takes_both_halves
 from ringcoll.launch import Launch
+from ringcoll.plan import Block, Plan, Step
 from tests.kernels.cases import STAGED, Case, launches
 from tests.kernels.stand_in import compile_all, needs_compiler
 from tests.kernels.test_collectives import settled
@@ -77,3 +79,14 @@ def test_ranks_run_ahead_from_one_half_into_both_and_back():
         for at in {*order}:
             case, arrays = prepared[at]
             arrays.check(case)
+
+
+def test_not_where_somebody_may_write_after_the_last_read():
+    """Its bytes might come when the next call has that half."""
+    plan = build("all_reduce", "all_pairs_fused", 2)
+    late = Block(0, lane=2), Step((inp(0, 0),), (scratch(1, 1),))
+    again = Block(0, lane=2), Step((inp(0, 0),), (scratch(1, 0),))
+    assert takes_both_halves(encode(plan, Launch()))
+    for extra in (late, again):
+        unread = Plan(plan.collective, (*plan.order, extra))
+        assert not takes_both_halves(encode(unread, Launch()))

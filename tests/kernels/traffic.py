@@ -123,7 +123,7 @@ class Traffic:
             for r, own in zip(ranks, halves, strict=True)
         ]
         body = pairs_body(world.workspace, at, halves, given)
-        header = Header(timeout, 0, False, False, world.workspace.replicas)
+        header = Header(timeout, 0, False, False, world.workspace.pair_replicas)
         parameter = pack(body, header, world.workspace.progress, at)
         return Ready(body.text, parameter, max(1, *map(sum, given)), len(at), threads)
 

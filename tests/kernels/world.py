@@ -93,7 +93,7 @@ class World:
             line_half=half,
             wide_half=half,
             scratch_half=scratch_half,
-            replicas=4,
+            replicas=5,
             pair_replicas=4,
             copied=copied,
             zone_bytes=zone * nranks,

@@ -53,7 +53,7 @@ from ringcoll.tuner.simple import is_large
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of
 
-_SIZES = (*(by.samples[-1] for by in PROTOCOL_SIZES.values()), 64 << 20)  # Simple
+_SIZES = (*(by.samples[-1] for by in PROTOCOL_SIZES.values()), 32 << 20, 64 << 20)  # Simple
 """Bytes of a call by each protocol. Larger calls of a kind often follow a small one, and
 NVRTC compiles a kernel of Simple in 0.5 to 0.9 s, of LL and LL128 in 0.2 s."""
 

@@ -107,18 +107,25 @@ def scratch_bytes(program: Program, layout: Layout, dtype: DType) -> int:
 def takes_both_halves(program: Program) -> bool:
     """Whether no other call uses SCRATCH meanwhile, so that the program may have all of it.
 
-    Whatever reads SCRATCH here writes to the OUTPUT of all ranks in the same step. So a rank, which
-    awaits what its OUTPUT receives, ends only when all have read their SCRATCH. And a program that
-    writes to peers' buffers awaits all hellos first: all earlier calls have ended everywhere.
+    A chunk of SCRATCH is written once here, and whatever reads it writes to the OUTPUT of all ranks
+    in the same step. So a rank, which awaits what its OUTPUT receives, ends only when nobody uses
+    SCRATCH any more. And a program that writes to peers' buffers awaits all hellos first: all
+    earlier calls have ended everywhere.
     """
     ranks = {*range(program.collective.nranks)}
-    written = [
-        {dst.rank for dst in row.dsts if dst.buffer is Buffer.OUTPUT}
-        for block in program.programs
-        for row in block.rows
-        if any(src.buffer is Buffer.SCRATCH for src in row.srcs)
-    ]
-    return bool(written) and all(found == ranks for found in written)
+    rows = [row for block in program.programs for row in block.rows]
+    reads = {src for row in rows for src in row.srcs if src.buffer is Buffer.SCRATCH}
+    written = [dst for row in rows for dst in row.dsts if dst.buffer is Buffer.SCRATCH]
+    return (
+        bool(reads)
+        and len(written) == len(reads)
+        and reads == {*written}
+        and all(
+            {dst.rank for dst in row.dsts if dst.buffer is Buffer.OUTPUT} == ranks
+            for row in rows
+            if not reads.isdisjoint(row.srcs)
+        )
+    )
 
 
 def scratch_room(program: Program, workspace: Workspace) -> int:

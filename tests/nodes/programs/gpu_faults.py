@@ -235,7 +235,8 @@ def cut_off(_gpus) -> dict:
     }
 
     def end(comm, call) -> None:
-        posted = carry.Flow.posted
+        kind: Any = carry.Flow
+        posted = kind.posted
 
         def dies(flow) -> bool:
             """Whether there is a first exchange to begin; the second is this rank's end."""
@@ -244,7 +245,7 @@ def cut_off(_gpus) -> dict:
                 os.kill(os.getpid(), signal.SIGKILL)
             return there
 
-        carry.Flow.posted = dies
+        kind.posted = dies
         finished(comm, call, comm, comm.rank)
 
     return bereaved(calls, end)
