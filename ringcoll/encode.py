@@ -15,7 +15,7 @@ after them; both are decided by the first and by the last slice alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -122,13 +122,11 @@ def _encode(plan: Plan, launch: Launch) -> Program:
     for (block, step), label in zip(placed.order, labels(placed), strict=True):
         rows_of[block].append((step, label))
 
+    by_hand = any(step.waits for _, step in plan.order)
     programs = []
     for block in blocks:
-        steps = list(lowered.steps[block])
+        entry, steps = _entered(lowered.steps[block], by_hand=by_hand)
         period = len(rows_of[block])
-        entry: tuple[int, ...] = ()
-        if steps and steps[0].waits and all(w.channel == HELLO for w in steps[0].waits):
-            entry = tuple(w.rank for w in steps.pop(0).waits)
         body, tail = steps[: period * count], steps[period * count :]
         rows = []
         for i, (step, label) in enumerate(rows_of[block]):
@@ -155,6 +153,25 @@ def _encode(plan: Plan, launch: Launch) -> Program:
         exit_waits = tuple(number[w] for step in tail for w in step.waits)
         programs.append(BlockProgram(block, entry, tuple(rows), exit_signals, exit_waits))
     return Program(placed.collective, tuple(programs), placed.scratch(), launch.slots, heard)
+
+
+def _entered(steps: Sequence[Step], *, by_hand: bool) -> tuple[tuple[int, ...], list[Step]]:
+    """The ranks whose hellos a block awaits at its beginning, and its steps without these waits.
+
+    Lowering puts a step before all others. ``by_hand``: the plan's own steps wait; a hello that one
+    awaits later may as well be awaited first, since no rank needs anything before it enters.
+    """
+    if not by_hand:
+        first = steps[0].waits if steps else ()
+        if first and all(wait.channel == HELLO for wait in first):
+            return tuple(wait.rank for wait in first), list(steps[1:])
+        return (), list(steps)
+    waits = [wait for step in steps for wait in step.waits if wait.channel == HELLO]
+    rest = [
+        step._replace(waits=tuple(wait for wait in step.waits if wait.channel != HELLO))
+        for step in steps
+    ]
+    return tuple(dict.fromkeys(wait.rank for wait in waits)), rest
 
 
 Guarded = tuple[tuple[Block, ...] | None, tuple[Block, ...]]

@@ -21,6 +21,7 @@ from ringcoll import (
     Step,
 )
 from ringcoll.errors import Deadlock, EntryViolation, IllegalStep, LaunchRefused, WrongResult
+from ringcoll.plan import hello
 from ringcoll.verifier import prover
 
 
@@ -208,6 +209,36 @@ def test_a_wrong_plan_is_refused_and_harms_nobody(wrong, kind, text, count, symm
         return x[0]
 
     assert ringcoll.spawn(work, 3) == [6.0] * 3
+
+
+@pytest.mark.parametrize("first", ["alone", "with the data", "last"])
+def test_hand_written_steps_may_wait_for_hellos(first):
+    """A rank may write to another's OUTPUT once that has entered."""
+
+    def signalled(nranks):
+        order = []
+        for rank in range(2):
+            peer, there = Block(1 - rank), (hello(1 - rank),)
+            own = Step((inp(rank),), (out(rank, rank),))
+            sent = Step((inp(rank),), (out(1 - rank, rank),), signals=(peer,))
+            if first == "alone":
+                steps = [Step(waits=there), own, sent]
+            elif first == "with the data":
+                steps = [sent._replace(waits=there), own]
+            else:
+                steps = [own, sent._replace(waits=there)]
+            order += [(Block(rank), step) for step in (*steps, Step(waits=(peer,)))]
+        order.sort(key=lambda item: bool({*item[1].waits} & {Block(0), Block(1)}))
+        return Plan(Collective("all_gather", nranks), tuple(order))
+
+    def work(comm):
+        x, y = comm.empty(500, "float64"), comm.empty(1000, "float64")
+        x[:], y[:] = comm.rank + 1, 0
+        for _ in range(3):
+            comm.all_gather(x, y, algorithm=signalled)
+        return set(y[:500]), set(y[500:])
+
+    assert ringcoll.spawn(work, 2) == [({1.0}, {2.0})] * 2
 
 
 def test_hand_written_signals_cannot_be_staged_or_sliced_and_say_so():
