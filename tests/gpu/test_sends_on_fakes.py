@@ -333,6 +333,26 @@ def test_more_halves_than_blocks(ranks):
         by_one(ranks, scenario, FakeBuffer, together)
 
 
+@placed([0, 1, 1], [0, 1, 2])
+def test_a_root_receives_from_more_ranks_than_it_may_have_blocks(ranks):
+    """It alone would be refused, and the others would wait for it until the deadline."""
+    counts = [1 + rank for rank in range(len(ranks))]
+
+    def work(comm) -> None:
+        mine = FakeBuffer(comm, np.full(counts[comm.rank], comm.rank))
+        whole = FakeBuffer(comm, sum(counts))
+        for _ in range(3):
+            if comm.rank == 1:
+                comm.gather_v(mine.array, whole.array, counts, root=1, max_sms=1)
+            else:
+                comm.gather_v(mine.array, None, root=1, max_sms=1)
+        comm.synchronize()
+        if comm.rank == 1:
+            whole.check(np.repeat(np.arange(len(counts)), counts))
+
+    assert in_threads(ranks, work) == []
+
+
 @placed([0, 0], [0, 1])
 def test_work_and_the_most_blocks(ranks, gpus):
     def work(comm) -> None:

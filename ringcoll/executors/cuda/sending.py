@@ -357,8 +357,16 @@ class CudaPairs:
     ) -> Launchable:
         """The kernel of these halves, with its parameter."""
         executor = self.executor
+        # Each send and receive has a block, whatever max_sms says: a root has more of them than the
+        # others, who would wait for it if it alone were refused.
+        there = executor.machine.blocks
         blocks = [
-            shared_out(own, executor.workspace, member.most, f"rank {member.rank}")
+            shared_out(
+                own,
+                executor.workspace,
+                max(member.most, min(len(own), there)),
+                f"rank {member.rank}",
+            )
             for member, own in zip(members, halves, strict=True)
         ]
         given = _GIVEN * max(len(member.calls) for member in members)
