@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.gpu.campaign_calls import Call
+from ringcoll.collectives import COLLECTIVES as COLLECTIVE_KINDS
 from ringcoll.dtypes import OPS, dtype_of
 
 __all__ = ["REPLAYS", "Setup", "Trial", "draw"]
@@ -148,8 +149,12 @@ def _call(setup: Setup, place: tuple[int, int], rng: np.random.Generator, groupe
     library = _pick(rng, setup.kinds)
     kinds = (_pick(rng, library), _pick(rng, library))
     options = {} if grouped else _options(rng, op, max(counts) * item, setup.nranks)
-    # Copy engines want the same place of all ranks' arrays.
-    skews = (0,) if options.get("engine") == "copy" else (0, 0, 1, 2, 3)
+    # Copy engines want the same place of all ranks' arrays; a root's in place are elsewhere.
+    copied = options.get("engine") == "copy"
+    skews = (0,) if copied else (0, 0, 1, 2, 3)
+    never = collective in NEVER_IN_PLACE or (
+        copied and COLLECTIVE_KINDS[collective.removesuffix("_v")].has_root
+    )
     made = _pick(rng, ("new", "whole") if grouped else ("slab", "slab", "new", "whole"))
     whole = made == "whole"
     offsets = (_offset(rng), _offset(rng))
@@ -162,7 +167,7 @@ def _call(setup: Setup, place: tuple[int, int], rng: np.random.Generator, groupe
         counts,
         root=_root(rng, collective, n),
         gap=_pick(rng, (0, 1, 7)) if collective in DISPLACED else 0,
-        in_place="" if collective in NEVER_IN_PLACE else in_place,
+        in_place="" if never else in_place,
         kinds=(kinds[0], kinds[0]) if in_place else kinds,
         made=made,
         offsets=(0, 0) if whole else offsets,
