@@ -128,6 +128,9 @@ def _serve(
             try:
                 message = json.loads(pipe.recv_bytes())  # type: ignore[union-attr]
             except (EOFError, OSError):
+                if inboxes[rank] and "done" in inboxes[rank][-1]:
+                    del rank_of[pipe]  # type: ignore[arg-type]
+                    continue  # it is ahead of the others
                 return consequences[0] if consequences else f"rank {rank} died"
             if "error" not in message:
                 inboxes[rank].append(message)
