@@ -44,6 +44,8 @@ class Measured(Generic[T]):
 
 ANY_BYTES = 1 << 62
 """A threshold that no call exceeds."""
+MOST_BLOCKS = 1 << 16
+"""More CUDA blocks than a rank has."""
 
 SWITCH = Source("4 NVIDIA H200 over NVSwitch", "2026-11-21", "gpu_choices_4.json")
 BLOCKS = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-22")
@@ -194,12 +196,21 @@ PUSHED_BYTES = Measured(
     PUSHES,
     "2 GPUs, all_reduce by all_pairs_fused with 16 MiB of SCRATCH, and by two_shot in 64 and in "
     "128 blocks, in µs: 32 MiB 115, 112 and 111, 64 MiB 204, 211 and 207, 128 MiB 388, 407 and "
-    "396, 512 MiB 1490, 1577 and 1533; with 8 MiB 207, 393 and 1518 of the last three. On 4 GPUs, "
-    "with 32 MiB, 64 MiB 328 and 313 by two_shot, 512 MiB 2370 and 2387. reduce_scatter by "
-    "all_pairs with 8 MiB, and by one_shot in 128 blocks: 64 MiB 126 and 117, 512 MiB 885 and 815",
+    "396, 512 MiB 1490, 1577 and 1533; with 8 MiB 207, 393 and 1518 of the last three; on H200 "
+    "with 16 64 MiB 203, 512 MiB 1493. On 4 GPUs, with 32 MiB, 64 MiB 328 and 313 by two_shot, 512 "
+    "MiB 2370 and 2387. reduce_scatter by all_pairs with 8 MiB, and by one_shot in 128 blocks: 64 "
+    "MiB 126 and 117, 512 MiB 885 and 815",
 )
 """Bytes from which two ranks run PUSH_ALGORITHMS: where both read from each other, their requests
 take a part of the links, which carry 316 GB/s to both so and 365 where both write."""
+
+PUSH_BLOCKS = Measured(
+    128,
+    PUSHES,
+    "2 H200, all_reduce by all_pairs_fused in 64 blocks and in 128, in µs: 64 MiB 222 and 201, 512 "
+    "MiB 1650 and 1493; by two_shot in 64 on H100 1577",
+)
+"""CUDA blocks that PUSH_ALGORITHMS need; with ``max_sms`` below two_shot is faster."""
 
 PUSH_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
@@ -322,22 +333,27 @@ BLOCK_BYTES = Measured(
 )
 """Bytes of a slice that a CUDA block moves at least."""
 
-REPLICAS = Measured(64, BLOCKS, BLOCK_BYTES.figures)
-"""The most CUDA blocks of each block of a program: 64 are two percent slower than 128, but calls of
-four communicators fit a GPU at once."""
-
-CALL_BLOCKS: Measured[int] = Measured(1 << 16, PUSHES, "no collective was faster by fewer", {})
-"""The most CUDA blocks of a call on mapped buffers."""
-
-LONE_REPLICAS = Measured(
-    REPLICAS.value,
+REPLICAS = Measured(
+    64,
     PUSHES,
-    "2 GPUs, by 64 and by 128 blocks, in µs: all_reduce by two_shot 32 MiB 112 and 111, 64 MiB 211 "
-    "and 207; reduce_scatter 64 MiB 120 and 117, 512 MiB 847 and 815; reduce 64 MiB 200 and 196, "
-    "512 MiB 1493 and 1454 (NCCL 1456); broadcast by one_shot 512 MiB 1456 and 1541",
-    dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), 128),
+    "2 GPUs, by 64 and by 128 blocks, in µs: reduce of 64 MiB 200 and 196, 512 MiB 1493 and 1454 "
+    "(NCCL 1456); reduce_scatter 847 and 815; all_reduce by two_shot 64 MiB 211 and 207; broadcast "
+    "by one_shot 1456 and 1541. On H200, beside a GEMM of 8192^3, that took with all_reduce of 256 "
+    "MiB by 64 blocks 1.18 times as long, by 128 1.30 times, and the all_reduce 1537 and 1656",
+    {"reduce": 128},
 )
-"""The same of a program that has one block on each rank."""
+"""The most CUDA blocks of each block of a program. More are a few percent faster alone, but leave
+fewer multiprocessors to what a program computes meanwhile, and to other communicators."""
+
+CALL_BLOCKS = Measured(
+    MOST_BLOCKS,
+    PUSHES,
+    "2 H200, all_gather by all_pairs in 64 and in 128 blocks, in µs: 32 MiB 57.2 and 56.5, 64 MiB "
+    "107 and 102, 128 MiB 212 and 194, 512 MiB 794 and 743; by all_pairs_fused in 64 on H100 62.7, "
+    "109, 206 and 776",
+    {"all_gather": 64},
+)
+"""The most CUDA blocks of all lanes of a call on mapped buffers together."""
 
 BESIDE_BLOCKS = Measured(32, ASSUMED, "a GPU's own memory is much faster than the links")
 """The most CUDA blocks for each block that reduces beside copy engines."""
