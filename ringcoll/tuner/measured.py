@@ -197,20 +197,13 @@ PUSHED_BYTES = Measured(
     "2 GPUs, all_reduce by all_pairs_fused with 16 MiB of SCRATCH, and by two_shot in 64 and in "
     "128 blocks, in µs: 32 MiB 115, 112 and 111, 64 MiB 204, 211 and 207, 128 MiB 388, 407 and "
     "396, 512 MiB 1490, 1577 and 1533; with 8 MiB 207, 393 and 1518 of the last three; on H200 "
-    "with 16 64 MiB 203, 512 MiB 1493. On 4 GPUs, with 32 MiB, 64 MiB 328 and 313 by two_shot, 512 "
-    "MiB 2370 and 2387. reduce_scatter by all_pairs with 8 MiB, and by one_shot in 128 blocks: 64 "
-    "MiB 126 and 117, 512 MiB 885 and 815",
+    "with 16 64 MiB 203, 512 MiB 1493, in 64 blocks 222 and 1650, 256 MiB in 16 blocks 1476, by "
+    "two_shot on H100 1671. On 4 GPUs, with 32 MiB, 64 MiB 328 and 313 by two_shot, 512 MiB 2370 "
+    "and 2387. reduce_scatter by all_pairs with 8 MiB, and by one_shot in 128 blocks: 64 MiB 126 "
+    "and 117, 512 MiB 885 and 815",
 )
 """Bytes from which two ranks run PUSH_ALGORITHMS: where both read from each other, their requests
 take a part of the links, which carry 316 GB/s to both so and 365 where both write."""
-
-PUSH_BLOCKS = Measured(
-    128,
-    PUSHES,
-    "2 H200, all_reduce by all_pairs_fused in 64 blocks and in 128, in µs: 64 MiB 222 and 201, 512 "
-    "MiB 1650 and 1493; by two_shot in 64 on H100 1577",
-)
-"""CUDA blocks that PUSH_ALGORITHMS need; with ``max_sms`` below two_shot is faster."""
 
 PUSH_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,

@@ -34,7 +34,6 @@ from ringcoll.tuner.measured import (
     PAIR_SLOTS,
     PIPELINED,
     PUSH_ALGORITHMS,
-    PUSH_BLOCKS,
     PUSHED_BYTES,
     REPLICAS,
     ROOT_ALGORITHMS,
@@ -62,7 +61,7 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     why: tuple[str, ...] = ()
     if limits.algorithm is None and limits.channels is None and call.collective != "barrier":
         kind = "mapped" if limits.mapped else "plain"
-        source = _algorithms(call, machine, limits).source
+        source = _algorithms(call, machine).source
         why = (f"{default} for large {kind} buffers: by figures of {source}",)
     slices = slices_of(call, limits.algorithm or default, machine.nranks)
     found = _launched(call, machine, limits, fits, "sm", default, slices, why)
@@ -175,15 +174,14 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
         with_root = ROOT_ALGORITHMS.of(call.collective)
         if with_root is not None:
             return with_root
-    return _algorithms(call, machine, limits).of(call.collective)[bool(limits.mapped)]
+    return _algorithms(call, machine).of(call.collective)[bool(limits.mapped)]
 
 
-def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple[str, str]]:
+def _algorithms(call: Call, machine: GpuRanks) -> Measured[tuple[str, str]]:
     """The figures from which the default follows: those for two ranks, or for any number."""
     if machine.nranks != 2:
         return SIMPLE_ALGORITHMS
-    large = call.nbytes >= PUSHED_BYTES.value and machine.most(limits) >= PUSH_BLOCKS.value
-    if large and call.collective in PUSH_ALGORITHMS.by:
+    if call.nbytes >= PUSHED_BYTES.value and call.collective in PUSH_ALGORITHMS.by:
         return PUSH_ALGORITHMS
     return PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
 

@@ -262,8 +262,6 @@ def test_slices_of_two_ranks_are_those_of_the_default_algorithm(algorithm):
     ],
 )
 def test_two_ranks_push_what_is_large(nranks, mebibytes, mapped, algorithm, slices, blocks):
-    few = rooted("all_reduce", nranks, mebibytes << 20, ALL_MAPPED, blocks=64)
-    assert (few.algorithm, few.grid.blocks) == ("two_shot", 64)
     found = rooted("all_reduce", nranks, mebibytes << 20, mapped)
     assert found.algorithm == algorithm
     assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
