@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -351,6 +352,31 @@ def test_a_root_receives_from_more_ranks_than_it_may_have_blocks(ranks):
             whole.check(np.repeat(np.arange(len(counts)), counts))
 
     assert in_threads(ranks, work) == []
+
+
+@placed([0, 1, 1])
+def test_messages_of_two_communicators_in_a_group_keep_their_order(ranks, gpus):
+    """A ring waits for a late rank of its device, and messages to another device with it."""
+
+    def work(comm) -> None:
+        second = comm.split(0)
+        after, before = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+        x, y = FakeBuffer(comm, np.full(50, comm.rank)), FakeBuffer(comm, 50)
+        z = FakeBuffer(comm, np.full(LARGE, comm.rank))
+        time.sleep(0.3 * (comm.rank == 2))
+        with ringcoll.group():
+            comm.sendrecv(x.array, before, y.array, after)
+            if comm.rank == 0:
+                second.send(z.array, 1)
+            elif comm.rank == 1:
+                second.recv(z.array, 0)
+        comm.synchronize()
+        second.synchronize()
+        y.check(np.full(50, after))
+        z.check(np.full(LARGE, 0 if comm.rank == 1 else comm.rank))
+        second.close()
+
+    assert in_threads(ranks, work, gpus) == []
 
 
 @placed([0, 0], [0, 1])

@@ -91,7 +91,10 @@ class PairCalls(GroupCall):
         # Loaded before anything is launched: loading may wait for a device whose kernel waits.
         for group in groups if len(groups) > 1 else ():
             _launchable(group)
-        return [_task(group) for group in groups]
+        devices: dict[int, list[list[Member]]] = {}
+        for group in groups:
+            devices.setdefault(group[0].pairs.executor.device.ordinal, []).append(group)
+        return [_in_order(of) for of in devices.values()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -420,6 +423,16 @@ def shapes_of(calls: Sequence[Call]) -> tuple[object, ...]:
 
 def _addresses(call: Call) -> tuple[int, int]:
     return start_of(call.send), start_of(call.recv)
+
+
+def _in_order(groups: Sequence[Sequence[Member]]) -> Task:
+    """Launch those of several communicators on one device one after the other.
+
+    A launch that waits on the host for ranks of its device would else come behind a later one on
+    its stream, which may wait for a rank that has enqueued them in order.
+    """
+    for members in groups:
+        yield from _task(members)
 
 
 def _task(members: Sequence[Member]) -> Task:
