@@ -158,8 +158,9 @@ def _encode(plan: Plan, launch: Launch) -> Program:
 def _entered(steps: Sequence[Step], *, by_hand: bool) -> tuple[tuple[int, ...], list[Step]]:
     """The ranks whose hellos a block awaits at its beginning, and its steps without these waits.
 
-    Lowering puts a step before all others. ``by_hand``: the plan's own steps wait; a hello that one
-    awaits later may as well be awaited first, since no rank needs anything before it enters.
+    Lowering puts a step that awaits only hellos before all others. ``by_hand``: the plan's own
+    steps wait; a hello that one awaits later may as well be awaited first, since no rank needs
+    anything before it enters.
     """
     if not by_hand:
         first = steps[0].waits if steps else ()

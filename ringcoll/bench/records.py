@@ -6,6 +6,7 @@ A record is recognised by what it holds, whichever benchmark has written it; one
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,13 +113,22 @@ class Steps:
 Found = Calls | Costs | Forecasts | Overlaps | Steps
 
 
+def _ranks(record: Fields) -> float:
+    """The ranks of a record's first row; infinite where it does not say."""
+    rows = record.value.get("rows")
+    first = rows[0] if isinstance(rows, list) and rows else None
+    ranks = first.get("ranks") if isinstance(first, dict) else None
+    return ranks if isinstance(ranks, int) else math.inf
+
+
 def source_of(record: Fields) -> Source:
     """Where a record comes from."""
     machine, versions = record.fields("machine"), record.fields("versions")
     gpus = record.value.get("gpus") or machine.value.get("gpus")
     if isinstance(gpus, list):
         first = Fields({"gpus": gpus[0]}, record.where).text("gpus").partition(",")[0]
-        gpus = f"{len(gpus)} {first}"
+        used, there = _ranks(record), len(gpus)
+        gpus = f"{used} of {there} {first}" if used < there else f"{there} {first}"
     if gpus is None and machine.value.get("device") == "cuda":
         gpus = f"{machine.whole('ranks')} GPUs"
     if gpus is None and "cpu" in machine:

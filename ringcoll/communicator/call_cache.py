@@ -73,8 +73,8 @@ class CheckedCall:
 
     def starts(self, first: int, second: int) -> tuple[int, int]:
         """Where INPUT and OUTPUT of a call on arguments at these addresses begin."""
-        at, (sent, before, received, behind) = (first, second, 0), self.places
-        return at[sent] + before, at[received] + behind
+        bases, (sent, sent_offset, received, received_offset) = (first, second, 0), self.places
+        return bases[sent] + sent_offset, bases[received] + received_offset
 
     def count_of(self, first: int, second: int) -> int:
         """The count of a call on arguments of so many bytes; 0 unless its count alone differs."""

@@ -53,9 +53,9 @@ class Engine(ABC):
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and launch it.
 
-        ``how`` is the call's own, from which options may be taken. ``check`` makes the call of the
-        buffers and its other ``arguments``, by default operator and root. Of other arguments ``op``
-        is what calls are compared by.
+        The callee may remove options from ``how``: it belongs to this call. ``check`` makes the
+        call of the buffers and its other ``arguments``, by default operator and root. Of other
+        arguments ``op`` is what calls are compared by.
         """
 
     def counted(

@@ -46,7 +46,7 @@ class _Local(threading.local):
 
 of_thread = _Local()
 
-collecting: set[Group] = set()
+open_groups: set[Group] = set()
 """The groups of all threads: to look whether there are any takes a quarter of the time of asking
 for this thread's."""
 
@@ -111,7 +111,7 @@ def group() -> Iterator[None]:
             raise
         return
     mine = Group()
-    collecting.add(mine)
+    open_groups.add(mine)
     of_thread.group = mine
     try:
         yield
@@ -120,7 +120,7 @@ def group() -> Iterator[None]:
         raise
     finally:
         of_thread.group = None
-        collecting.discard(mine)
+        open_groups.discard(mine)
     states = {id(state): state for state, _, _ in mine.items}
     try:
         with contextlib.ExitStack() as held:

@@ -9,7 +9,7 @@ import pytest
 
 import ringcoll
 from ringcoll import AbortedError, ClosedError, DeadlineError, MismatchError, UsageError
-from ringcoll.communicator.group import collecting
+from ringcoll.communicator.group import open_groups
 
 
 @pytest.fixture
@@ -135,16 +135,16 @@ def test_groups_of_two_threads_do_not_mix():
 
 def test_groups_are_told_for_as_long_as_their_bodies_run():
     """Calls look at their own thread's group only while there is any."""
-    others = {*collecting}
+    others = {*open_groups}
     with ringcoll.group():
-        (mine,) = collecting - others
+        (mine,) = open_groups - others
         with ringcoll.group():
-            assert collecting - others == {mine}
-    assert mine not in collecting
+            assert open_groups - others == {mine}
+    assert mine not in open_groups
     with pytest.raises(KeyError), ringcoll.group():
-        (mine,) = collecting - others
+        (mine,) = open_groups - others
         raise KeyError
-    assert mine not in collecting
+    assert mine not in open_groups
 
 
 def test_a_body_that_raises_discards_the_group_and_reaches_the_peers():

@@ -24,7 +24,7 @@ from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.cuda.nodes import NodesState
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.engine import Check, Engine, check_tag
-from ringcoll.communicator.group import Group, collecting, current, of_thread, run_together
+from ringcoll.communicator.group import Group, current, of_thread, open_groups, run_together
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
@@ -147,7 +147,7 @@ class CudaEngine(Engine):
             pointer, owner = library.stream(like)
         else:
             pointer, owner = self._stream_of(stream, like, name)
-        if owner is None or (collecting and of_thread.group is not None):
+        if owner is None or (open_groups and of_thread.group is not None):
             enqueued = LaunchRequest(found[0], pointer, owner is not None, found[1])
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
@@ -275,7 +275,7 @@ class CudaEngine(Engine):
             pointer, owner = library.stream(like)
         else:
             pointer, owner = self._stream_of(stream, like, name)
-        if owner is None or found.calls.copied or (collecting and of_thread.group is not None):
+        if owner is None or found.calls.copied or (open_groups and of_thread.group is not None):
             return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
         prepared = found.prepared
         if prepared is None:
@@ -448,8 +448,9 @@ class _Messages:
 
 
 _MessageShape = tuple[tuple[object, ...], _Messages | None, Any, bool, int, int, dict[str, Any]]
-"""What messages are found by, and what was; of their call what is not kept: stream, whether it
-returns a Work, where ``sendbuf`` and ``recvbuf`` lie, other options."""
+"""The key of messages, the kept messages if there are any, and what is not kept of their call: its
+stream, whether it returns a Work, the addresses of ``sendbuf`` and ``recvbuf``, its other options.
+A tuple, since a call is found in a microsecond."""
 
 
 def _refuse_matching(name: str, calls: list[Call]) -> None:

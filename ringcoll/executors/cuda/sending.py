@@ -233,9 +233,9 @@ class CudaPairs:
         """Launch the messages of one call, on arrays at these addresses."""
         executor, given = self.executor, [0] * prepared.given
         executor.async_errors.compare_last()
-        kept = executor.records
+        published = executor.records
         for shared_state, number, text in prepared.records:
-            if kept[number % RECORDS] != number:
+            if published[number % RECORDS] != number:
                 shared_state.record(number, text)
         sent, received = prepared.slots
         if sent >= 0:
@@ -360,14 +360,14 @@ class CudaPairs:
     ) -> Launchable:
         """The kernel of these halves, with its parameter."""
         executor = self.executor
-        # Each send and receive has a block, whatever max_sms says: a root has more of them than the
-        # others, who would wait for it if it alone were refused.
-        there = executor.machine.blocks
+        # A root has more sends and receives than the others. If max_sms refused it alone, they
+        # would wait for it.
+        resident = executor.machine.blocks
         blocks = [
             shared_out(
                 own,
                 executor.workspace,
-                max(member.most, min(len(own), there)),
+                max(member.most, min(len(own), resident)),
                 f"rank {member.rank}",
             )
             for member, own in zip(members, halves, strict=True)

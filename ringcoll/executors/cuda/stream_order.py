@@ -103,8 +103,8 @@ class StreamOrder:
         """What the ranks of its communicator on this device share."""
         self.stream: int | None = None
         self.settled: int | None = None
-        """The stream on which the next call needs nothing of this, for as long as that is known:
-        the last call's, outside of captures, while calls are neither marked nor checked for one."""
+        """The stream whose next call needs no ordering: the last call's. None while that is
+        unknown, and while calls are captured, marked or checked for capture."""
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
@@ -148,7 +148,8 @@ class StreamOrder:
                 self._end = None
             self.stream, self._eager = stream, not graph
         self.settled = stream if self._eager else None
-        # Read behind it: another thread that asks for marks or checks unsettles it after that.
+        # Read after that assignment: another thread that asks for marks or checks unsettles it
+        # after it has asked.
         if self.marking or _tracking:
             self.settled = None
 
