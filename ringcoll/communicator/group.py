@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.progress import Progress
@@ -238,6 +240,22 @@ def _timeout(item: Item) -> float:
     return state.fabric.timeout if timeout is None else timeout
 
 
+def _launches(calls: list[tuple[RankState, list[LaunchRequest]]]) -> list[Task]:
+    """A task for each rank; one for all communicators of a rank that shares its device.
+
+    Such a launch waits on the host for the others of its device. A later one of another
+    communicator, enqueued meanwhile on its stream, could wait for a rank that has both in order.
+    """
+    tasks: dict[tuple[str, int], list[Task]] = {}
+    ranks = Counter(state.launches_on for state, _ in calls)
+    for number, (state, prepared) in enumerate(calls):
+        place, key = state.launches_on, ("call", number)
+        if place is not None and ranks[place] == 1:  # several of a communicator go on in turns
+            key = "device", place[0]
+        tasks.setdefault(key, []).append(state.executor.task(prepared))
+    return [chain.from_iterable(own) for own in tasks.values()]
+
+
 def _tasks(items: list[Item]) -> list[Task]:
     calls: dict[int, tuple[RankState, list[LaunchRequest]]] = {}
     messages: dict[int, tuple[Progress, list[tuple[Call, float]]]] = {}
@@ -255,7 +273,7 @@ def _tasks(items: list[Item]) -> list[Task]:
             key = id(state), call.peer, call.send is not None
             pairs.setdefault(key, (state, [], _timeout(item)))[1].append(call)
     return [
-        *(state.executor.task(prepared) for state, prepared in calls.values()),
+        *_launches(list(calls.values())),
         *(state.pairs.task(halves, timeout) for state, halves, timeout in pairs.values()),
         *(progress.task(own) for progress, own in messages.values()),
     ]

@@ -69,6 +69,14 @@ class RankState(RankCalls):
     on_gpu = False
     """Whether calls are enqueued on a stream instead of waited for."""
 
+    @property
+    def launches_on(self) -> tuple[int, object] | None:
+        """The GPU on which calls are launched, and what the communicator's ranks on it share.
+
+        None: no GPU, or ranks on several nodes.
+        """
+        return None
+
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         """Memory and executors; collective."""
         above = None if parent is None else parent.symmetric

@@ -66,12 +66,14 @@ def test_random_messages_and_unequal_counts(monkeypatch, nranks, seed):
 
     def work(comm) -> None:
         arrays.device.ordinal = int(comm.device.partition(":")[2])
-        machine = Machine((comm, comm.split(0)), setup.most)
+        second = comm.split(0)
         try:
-            campaign.play(among.of(comm.rank), machine, setup)
+            campaign.play(among.of(comm.rank), Machine((comm, second), setup.most), setup)
         except campaign.Failed:
             among.barrier.abort()
             raise
+        finally:
+            second.close()
 
     try:
         assert in_threads(comms, work, gpus) == []

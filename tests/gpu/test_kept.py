@@ -58,7 +58,7 @@ class Tensor:
 class State:
     """Counts what is prepared and what is run; ``reached`` are the pointers that peers reach."""
 
-    on_gpu = True
+    on_gpu, launches_on = True, None
 
     def __init__(self) -> None:
         self.prepared: list[int] = []

@@ -379,6 +379,27 @@ def test_messages_of_two_communicators_in_a_group_keep_their_order(ranks, gpus):
     assert in_threads(ranks, work, gpus) == []
 
 
+@placed([0, 1, 1])
+def test_collectives_of_two_communicators_in_a_group_keep_their_order(ranks, gpus):
+    """Two of the first communicator, and one of the second that its ranks of one device end."""
+
+    def work(comm) -> None:
+        second = comm.split(0)
+        x, sums = FakeBuffer(comm, np.full(50, comm.rank)), [FakeBuffer(comm, 50) for _ in range(3)]
+        for turn in range(20):
+            time.sleep(0.01 * ((comm.rank + turn) % 2))
+            with ringcoll.group():
+                for owner, total in zip((comm, comm, second), sums, strict=True):
+                    owner.all_reduce(x.array, total.array)
+        comm.synchronize()
+        second.synchronize()
+        for total in sums:
+            total.check(np.full(50, 3))
+        second.close()
+
+    assert in_threads(ranks, work, gpus) == []
+
+
 @placed([0, 0], [0, 1])
 def test_work_and_the_most_blocks(ranks, gpus):
     def work(comm) -> None:

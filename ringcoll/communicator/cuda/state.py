@@ -65,6 +65,11 @@ class CudaState(RankState):
 
     on_gpu = True
 
+    @property
+    def launches_on(self) -> tuple[int, object] | None:
+        """This GPU's number, and what the communicator's ranks on it share."""
+        return self.cuda.device.ordinal, self.cuda.shared_launch
+
     def __init__(
         self,
         fabric: Fabric,
