@@ -7,6 +7,8 @@ in rank order; a rank finds what comes from d ranks before it in chunk d - 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
@@ -61,10 +63,7 @@ def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
     n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
-        for d in range(1, n):
-            for rank in ranks:
-                peer = (rank + d) % n
-                yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
+        yield from _to_owners(n, ranks)
         for rank in ranks:
             yield Block(rank, lane=1), Step(arrivals(n, rank, rank), (out(rank, 0),))
 
@@ -80,10 +79,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
-        for d in range(1, n):
-            for rank in ranks:
-                peer = (rank + d) % n
-                yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
+        yield from _to_owners(n, ranks)
         for rank in ranks:
             yield Block(rank, lane=1), Step(arrivals(n, rank, rank), (out(rank, rank),))
         for d in range(1, n):
@@ -95,19 +91,24 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
 
 
 def all_reduce_fused(nranks: int, *, only: Only = None) -> Plan:
-    """The same in two lanes: the owner of a piece writes its sum to all OUTPUTs in one step."""
+    """As all_pairs, but the owner of a piece writes its sum to all OUTPUTs in one step."""
     n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
-        for d in range(1, n):
-            for rank in ranks:
-                peer = (rank + d) % n
-                yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
+        yield from _to_owners(n, ranks)
         for rank in ranks:
             dsts = tuple(out((rank + d) % n, rank) for d in range(n))
             yield Block(rank, lane=1), Step(arrivals(n, rank, rank), dsts)
 
     return assemble(Collective("all_reduce", n, n), program(), symmetry=Symmetry((n,), (n,)))
+
+
+def _to_owners(n: int, ranks: Sequence[int]) -> Program:
+    """Each rank writes to each other the piece that it owns, in SCRATCH: see :func:`arrivals`."""
+    for d in range(1, n):
+        for rank in ranks:
+            peer = (rank + d) % n
+            yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
 
 
 def arrivals(n: int, rank: int, index: int) -> tuple[Chunk, ...]:
