@@ -174,8 +174,9 @@ PAIR_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
     PUSHES,
     "2 GPUs, in µs: reduce of 512 MiB by one_shot of mapped buffers and by all_pairs of plain ones "
-    "1493 and 1692; all_gather by all_pairs, whose own segment is a lane, and by all_pairs_fused "
-    "64 MiB 108 and 109, 512 MiB 744 and 776",
+    "1493 and 1692; all_gather by all_pairs, whose own segment is a lane, in 128 blocks and by "
+    "all_pairs_fused 64 MiB 108 and 109, 512 MiB 744 and 776; in the 64 of CALL_BLOCKS it was "
+    "timed on another machine alone",
     {
         "reduce": ("all_pairs", "one_shot"),
         "broadcast": ("scatter_gather", "chain"),

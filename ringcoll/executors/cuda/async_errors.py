@@ -200,9 +200,7 @@ class AsyncErrors:
 
     def compare_last(self) -> None:
         """Raise a reported error, or a mismatch of hellos that no kernel has compared."""
-        error = self.failure()
-        if error is not None:
-            raise error
+        self.check()
         if self._partial:
             self._mismatch = self._hellos.find_mismatch()
             if self._mismatch is not None:

@@ -30,14 +30,7 @@ from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
-from ringcoll.executors.cuda.simple import (
-    RESIDENT,
-    THREADS,
-    KernelPart,
-    Move,
-    Writer,
-    move_of,
-)
+from ringcoll.executors.cuda.simple import RESIDENT, THREADS, KernelPart, Move, Writer, move_of
 from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout

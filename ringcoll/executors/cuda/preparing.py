@@ -434,7 +434,7 @@ def mapped_buffers(call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
 
 @cache
 def _mapped(collective: str, counted: bool, input_: bool, output: bool) -> frozenset[Buffer]:
-    """The same of what the answer depends on; kept, since finding it takes 0.7 µs a call."""
+    """The same of what the answer depends on; kept, since every call by Simple asks."""
     kind = COLLECTIVES[collective]
     sides = (Buffer.INPUT, input_, kind.input), (Buffer.OUTPUT, output, kind.output)
     return frozenset(

@@ -36,7 +36,7 @@ from ringcoll.executors.cuda.rendezvous import Bundle, End
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
-from ringcoll.executors.shared_state import RECORDS, SharedState
+from ringcoll.executors.shared_state import SharedState
 from ringcoll.views import start_of
 
 if TYPE_CHECKING:
@@ -233,9 +233,8 @@ class CudaPairs:
         """Launch the messages of one call, on arrays at these addresses."""
         executor, given = self.executor, [0] * prepared.given
         executor.async_errors.compare_last()
-        published = executor.records
         for shared_state, number, text in prepared.records:
-            if published[number % RECORDS] != number:
+            if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
         sent, received = prepared.slots
         if sent >= 0:
