@@ -47,6 +47,8 @@ def registers_of(cubin: bytes) -> int:
 
 @pytest.mark.parametrize("text", [gate_text, message_gate_text])
 def test_a_gate_leaves_most_registers_to_other_kernels(text):
+    if nvrtc_version() < (12, 4):
+        pytest.skip("before CUDA 12.4 no kernel can limit its registers")
     assert 0 < registers_of(compile_kernel(text(8), "sm_86")) <= 32
 
 
