@@ -91,8 +91,6 @@ class CudaEngine(Engine):
         # The owners of the last call's streams, by handle: a stream must live until the next call
         # has waited for it. Several, because a group may make its calls in another order.
         self._owners: dict[int, object] = {}
-        self._owner: object = None
-        """The one owner in it, if that is the only one; else None."""
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
         self._messages: dict[object, _Messages] = {}
@@ -154,8 +152,8 @@ class CudaEngine(Engine):
         state = self._state
         with state.lock:
             before = self._owners
-            if owner is not self._owner or pointer not in before:
-                self._own(pointer, owner)
+            if before.get(pointer) is not owner or len(before) > 1:
+                self._owners = {pointer: owner}
             try:
                 state.run(found[0], pointer, found[1])
             except BaseException:
@@ -213,7 +211,7 @@ class CudaEngine(Engine):
             return group.work if later else None
         with state.lock:
             before = self._owners
-            self._own(stream, owner)
+            self._owners = {stream: owner}
             try:
                 if isinstance(call, GroupCall):
                     run_together([(state, call, None)])
@@ -227,13 +225,8 @@ class CudaEngine(Engine):
         like = _first(alive)
         return DeviceWork(state.cuda, stream, self._libraries[type(like)], like, name)
 
-    def _own(self, stream: int, owner: object) -> None:
-        """Keep the owner of a call's stream from now on, in place of those before."""
-        self._owners, self._owner = {stream: owner}, owner
-
     def _keep(self, before: dict[int, object]) -> None:
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
-        self._owner = None
         last = self._state.cuda.stream_order.stream
         if last in before:
             self._owners.setdefault(last, before[last])
@@ -283,8 +276,8 @@ class CudaEngine(Engine):
         state: Any = self._state
         with state.lock:
             before = self._owners
-            if owner is not self._owner or pointer not in before:
-                self._own(pointer, owner)
+            if before.get(pointer) is not owner or len(before) > 1:
+                self._owners = {pointer: owner}
             try:
                 state.run_pairs(prepared, pointer, first, second)
             except BaseException:
