@@ -2,13 +2,16 @@
 
 ::
 
-    python -m benchmarks.gpu.communicators [--ranks N] [--communicators N ...] [--out FILE]
+    python -m benchmarks.gpu.communicators [--ranks N] [--communicators N ...] [--repeats N]
+                                           [--out FILE]
 
 One process a GPU. Tensor- and data-parallel groups are such communicators: no order of their calls
 is the same on all ranks. Every communicator has another collective on another type. ``first ms`` is
-a round of first calls, from the first of them to the end of the last, ``us`` the median of rounds
-of calls that were made before, divided by the calls. With a cold cache all kernels are compiled,
-with a warm one they are loaded from the folder; each cell has new communicators and new types.
+a round of first calls, from the first of them to the end of the last, in the order that the row
+names. Rounds of the same calls follow, in one order and in opposite ones by turns: their medians,
+divided by the calls, are ``one_us`` and ``opposite_us``. With a cold cache all kernels are
+compiled, with a warm one they are loaded from the folder; each cell has new communicators and new
+types. The table that is printed shows medians of ``--repeats`` runs.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ COUNTS = (1 << 10, 4 << 10)
 ROUNDS = 40
 SETTLES = {"cold": 2.0, "warm": 0.2}
 """Seconds between the first calls and the measured ones, in which kernels are compiled."""
+FIGURES = ("first_ms", "one_us", "opposite_us")
 NAMES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "reduce", "scan")
 TYPES = ("float32", "float16", "int32", "float64", "uint8", "int64", "int16", "uint16", "int8")
 
@@ -72,27 +76,35 @@ def work(link: Link, folder: str, opposite: bool, settle: float, numbers: Sequen
                 x = cupy.zeros(count // (n if name == "all_gather" else 1), dtype)
                 y = cupy.zeros(count // (n if name == "reduce_scatter" else 1), dtype)
                 sides.append((comm, stream, name, x, y))
-            order = list(range(number))[:: -1 if opposite and rank % 2 else 1]
-            seconds: list[float] = []
-            begun = time.perf_counter()
-            while len(seconds) < 1 + ROUNDS:
+            one = range(number)
+            orders = {False: one, True: one[:: -1 if rank % 2 else 1]}
+
+            def timed(order: Sequence[int], sides: Any = sides) -> float:
                 cupy.cuda.Device().synchronize()
                 link.barrier()
                 started = time.perf_counter()
                 round_of(sides, order)
                 for _, stream, *_ in sides:
                     stream.synchronize()
-                taken = time.perf_counter() - started
+                return time.perf_counter() - started
+
+            begun = time.perf_counter()
+            first = timed(orders[opposite])
+            settled = False
+            while not settled:
+                time.sleep(0.05)
+                timed(orders[opposite])
                 settled = json.loads(link.exchange(str(time.perf_counter() - begun))[0]) > settle
-                if settled or not seconds:
-                    seconds.append(taken)
-                else:
-                    time.sleep(0.05)
+            seconds: dict[bool, list[float]] = {False: [], True: []}
+            for k in range(2 * ROUNDS):
+                turned = bool(k % 2)
+                seconds[turned].append(timed(orders[turned]))
             for comm in comms:
                 comm.synchronize()
-            us = statistics.median(seconds[1 + ROUNDS // 4 :]) / number * 1e6
-            first = round(seconds[0] * 1e3, 2)
-            link.send({"communicators": number, "count": count, "first_ms": first, "us": us})
+            figures = {"first_ms": first * 1e3}
+            for name, turned in (("one_us", False), ("opposite_us", True)):
+                figures[name] = statistics.median(seconds[turned]) / number * 1e6
+            link.send({"communicators": number, "count": count, **figures})
         for comm in comms:
             comm.close()
     base.close()
@@ -100,8 +112,20 @@ def work(link: Link, folder: str, opposite: bool, settle: float, numbers: Sequen
 
 def keep(report: Report, about: dict[str, Any], messages: list[dict[str, Any]]) -> None:
     """Add a row: the slowest rank's times."""
-    slowest = {key: round(max(m[key] for m in messages), 2) for key in ("first_ms", "us")}
+    slowest = {key: round(max(message[key] for message in messages), 2) for key in FIGURES}
     report.add({**about, **messages[0], **slowest})
+
+
+def print_medians(rows: Sequence[dict[str, Any]]) -> None:
+    """A line a cell: the medians of its runs."""
+    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        cell = row["name"], row["cache"], row["communicators"], row["count"]
+        cells.setdefault(cell, []).append(row)
+    for (name, cache, number, count), runs in cells.items():
+        first, one, other = (statistics.median(row[key] for row in runs) for key in FIGURES)
+        cell_text = f"{name:<16}{cache:<6}{number:>3}{count:>7}"
+        print(f"{cell_text}{first:>10.2f} ms{one:>9.2f} us{other:>9.2f} us{other / one:>7.2f}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--communicators", type=int, nargs="+", default=NUMBERS, metavar="N", help="at once"
     )
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of each cell")
     add_out(parser, file=True)
     options = parser.parse_args(argv)
     there = require(parser, gpus=options.ranks or 1)
@@ -120,17 +145,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = Report(options.out, "communicators")
     if options.commit:
         report.note("commit", options.commit)
-    for opposite in (False, True):
-        way = "opposite orders" if opposite else "one order"
-        with tempfile.TemporaryDirectory(prefix="ringcoll-kernels-") as folder:
-            for cache in ("cold", "warm"):
-                about = {"name": way, "cache": cache, "ranks": ranks}
-                args = folder, opposite, SETTLES[cache], options.communicators
-                wrong = run_ranks(work, ranks, args, options.seconds, partial(keep, report, about))
-                report.fail(f"{way}, {cache}", wrong)
-    for row in report.rows:
-        cell = f"{row['name']:<16}{row['cache']:<6}{row['communicators']:>3}{row['count']:>9}"
-        print(f"{cell}{row['first_ms']:>10.2f} ms{row['us']:>10.2f} us")
+    for run in range(options.repeats):
+        for way, opposite in (("one order", False), ("opposite orders", True)):
+            with tempfile.TemporaryDirectory(prefix="ringcoll-kernels-") as folder:
+                for cache in ("cold", "warm"):
+                    about = {"name": way, "cache": cache, "ranks": ranks, "run": run}
+                    args = folder, opposite, SETTLES[cache], options.communicators
+                    wrong = run_ranks(
+                        work, ranks, args, options.seconds, partial(keep, report, about)
+                    )
+                    report.fail(f"{way}, {cache}", wrong)
+    print_medians(report.rows)
     return 1 if report.errors else 0
 
 
