@@ -127,6 +127,10 @@ class Layout:
                 f"shares={self.shares} do not divide {self.collective.chunks} chunks"
             )
 
+    def of(self, count: int) -> Layout:
+        """The same for segments that all have ``count`` elements."""
+        return Layout(self.collective, (count,), self.slices, self.shares, self.align)
+
     def segment(self, buffer: Buffer, rank: int, number: int) -> tuple[int, int]:
         """Offset and count, in elements, of segment ``number`` in a buffer of ``rank``."""
         if len(self.counts) == 1 and self.displs is None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import LaunchRefused
-from ringcoll.launch import Layout
 from ringcoll.tuner import choose
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Limits
 from ringcoll.tuner.gpu import alike, protocol_of
@@ -79,12 +78,6 @@ def laid_out(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> Ch
     direct = None
     if found.direct is not None:
         direct = laid_out(found.direct, call, machine, limits)
-    made = replace(found, layout=layout_like(found, call.count), direct=None)
+    made = replace(found, layout=found.layout.of(call.count), direct=None)
     made = made.on(simple_grid(made, call, machine, limits))
     return made if direct is None else combined(made, direct)
-
-
-def layout_like(found: Choice, count: int) -> Layout:
-    """Where the elements of such a call lie."""
-    before = found.layout
-    return Layout(before.collective, (count,), before.slices, before.shares, before.align)

@@ -79,7 +79,7 @@ class KernelFits:
 
     def packs(self, call: Call, launch: Launch, layout: Layout) -> int:
         """The parts of lines that threads move, of the longest chunk by LL or LL128."""
-        return LLLayout(call.dtype, launch.lanes).packs(layout)
+        return LLLayout(call.dtype, launch.lanes).packs(layout.width())
 
 
 def body_of(choice: Choice, call: Call, workspace: Workspace, local: tuple[Addresses, ...]) -> Body:

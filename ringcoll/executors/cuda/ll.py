@@ -145,7 +145,7 @@ def pack_bytes(program: Program, ll_layout: LLLayout) -> int:
 
 def ll_scratch_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
     """Bytes of lines that the program needs on a rank, for each half."""
-    return program.scratch * ll_layout.packs(layout) * pack_bytes(program, ll_layout)
+    return program.scratch * ll_layout.packs(layout.width()) * pack_bytes(program, ll_layout)
 
 
 def ll_body(
@@ -199,7 +199,7 @@ def _words(
     They are if every chunk in the user's memory begins at 8 bytes and ends with 8 whole ones.
     ``first``: of the region.
     """
-    packs, item, whole = ll_layout.packs(layout), ll_layout.dtype.itemsize, True
+    packs, item, whole = ll_layout.packs(layout.width()), ll_layout.dtype.itemsize, True
     width = packs * pack_bytes(program, ll_layout)
     words: list[list[int]] = []
     for at in local:

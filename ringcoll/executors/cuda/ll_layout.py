@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ringcoll.dtypes import DType
-from ringcoll.launch import Layout
 
 _WORD = 8
 _PART = 16
@@ -51,11 +50,11 @@ class LLLayout:
         item = {Storage.LINES: self.dtype.itemsize, Storage.PARTIAL: self.dtype.partial.itemsize}
         return self.count * item.get(storage, 0) // self._held
 
-    def packs(self, layout: Layout) -> int:
-        """Packs of the longest chunk; where threads share lines, a multiple of a warp's."""
+    def packs(self, width: int) -> int:
+        """Packs of so many elements; where threads share lines, a multiple of a warp's."""
         if self.lanes == 1:
-            return -(-layout.width() // self.count)
-        words = -(-layout.width() * self.dtype.itemsize // _WORD)
+            return -(-width // self.count)
+        words = -(-width * self.dtype.itemsize // _WORD)
         lines = -(-words // (2 * self.lanes - 1))
         return -(-lines // (_WARP // self.lanes)) * _WARP
 

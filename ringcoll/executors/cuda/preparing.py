@@ -58,7 +58,7 @@ from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.gpu import ll_grid
-from ringcoll.tuner.kept_gpu import counts_alike, laid_out, layout_like, with_count
+from ringcoll.tuner.kept_gpu import counts_alike, laid_out, with_count
 from ringcoll.tuner.measured import LEAST_LARGE
 from ringcoll.tuner.simple import is_large
 from ringcoll.views import Extent, extent_of
@@ -191,8 +191,8 @@ class CudaPreparer:
             return None
         call = with_count(before.call, call.count)
         if before.choice.launch.in_band:
-            recounts, layout = self._recounts(before), layout_like(before.choice, call.count)
-            placed = recounts.placed(layout)
+            recounts, layout = self._recounts(before), before.choice.layout.of(call.count)
+            placed = recounts.placed(call.count)
             if placed is None:
                 return None
             packed, words = recounts.parameter(placed)
@@ -223,7 +223,7 @@ class CudaPreparer:
         if count not in recounter.counts or self.recorder is not None or recounter.has_come(count):
             return None
         choice, call = before.choice, before.call
-        placed = recounter.recounts.placed(layout_like(choice, count))
+        placed = recounter.recounts.placed(count)
         if placed is None:
             return None
         grid = ll_grid(placed[1], self.machine, before.limits)
@@ -288,6 +288,7 @@ class CudaPreparer:
                 before.address_words,
                 body,
                 choice.program,
+                choice.layout,
                 LLLayout(call.dtype, choice.launch.lanes),
                 before.at,
                 self.workspace.region(choice.launch.protocol)[0],

@@ -15,7 +15,7 @@ from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.recounts import Placed, Recounts
 from ringcoll.executors.cuda.signature import CountedText
 from ringcoll.tuner.choice import Choice, Grid
-from ringcoll.tuner.kept_gpu import layout_like, with_count
+from ringcoll.tuner.kept_gpu import with_count
 
 if TYPE_CHECKING:  # whose field the recounter is
     from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -99,4 +99,4 @@ class RecountedCall:
     def choice(self) -> Choice:
         """What it runs, made when it is asked for."""
         choice = self.recounter.before.choice
-        return choice.on(self.grid, layout_like(choice, self.count))
+        return choice.on(self.grid, choice.layout.of(self.count))

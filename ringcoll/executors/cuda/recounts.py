@@ -14,6 +14,7 @@ from ringcoll.encode import Program
 from ringcoll.executors.cuda.ll import pack_bytes, rows_of
 from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import (
+    GIVEN,
     PACKS_WORD,
     SIGNATURE_WORD,
     Addresses,
@@ -43,22 +44,30 @@ class Recounts:
     counts: tuple[tuple[int, int], ...]  # words with the elements of a row, and whose place
     user: tuple[tuple[int, int, int, int], ...]  # word, address, place, place of its row's count
     scratch: tuple[tuple[int, int, int], ...]  # word, address of chunk 0, number of the chunk
-    fixed: AddressWords  # those that do not depend on it
+    fixed: tuple[tuple[int, int, int], ...]  # word, address and offset that do not depend on it
+    layout: Layout
+    segments: bool  # whether each place is a whole segment
     ll_layout: LLLayout
+    item: int  # bytes of an element
     pack_bytes: int  # of a chunk in SCRATCH
     given: tuple[int, int]  # INPUT and OUTPUT, of which the last bits count
     whole: bool
 
-    def placed(self, layout: Layout) -> Placed | None:
-        """Where the elements of a layout lie; None: another kernel runs it."""
-        spans = [layout.span(*place) for place in self.places]
+    def placed(self, count: int) -> Placed | None:
+        """Where the elements of another count lie; None: another kernel runs it."""
+        if self.segments:  # a layout takes longer to make than all the rest
+            spans = [(index * count, count) for _, _, index in self.places]
+            width = -(-count // self.layout.align) * self.layout.align
+        else:
+            layout = self.layout.of(count)
+            spans, width = [layout.span(*place) for place in self.places], layout.width()
         spans.append((0, 0))
-        item, given, whole = self.ll_layout.dtype.itemsize, self.given, True
+        item, given, whole = self.item, self.given, True
         for _, number, place, length in self.user:
             if (spans[length][1] * item | given[number] + spans[place][0] * item) & 7:
                 whole = False
                 break
-        return (spans, self.ll_layout.packs(layout)) if whole == self.whole else None
+        return (spans, self.ll_layout.packs(width)) if whole == self.whole else None
 
     def write(self, words: array[int], placed: Placed) -> None:
         """Write what depends on the count, but for addresses that a launch is given."""
@@ -71,18 +80,19 @@ class Recounts:
 
     def fill(self, words: array[int], placed: Placed, addresses: Sequence[int]) -> None:
         """Write the addresses that a launch is given."""
-        spans, item = placed[0], self.ll_layout.dtype.itemsize
+        spans, item = placed[0], self.item
         for word, number, place, _ in self.user:
             words[word] = addresses[number] + spans[place][0] * item
-        for held, address in zip(self.fixed, addresses, strict=False):
-            for word, offset in held:
-                words[word] = address + offset
+        for word, number, offset in self.fixed:
+            words[word] = addresses[number] + offset
 
     def parameter(self, placed: Placed) -> tuple[array[int], AddressWords]:
         """A parameter of its own, and where the addresses of a launch go."""
-        words, spans, item = self.words[:], placed[0], self.ll_layout.dtype.itemsize
+        words, spans, item = self.words[:], placed[0], self.item
         self.write(words, placed)
-        held = [list(each) for each in self.fixed]
+        held: list[list[tuple[int, int]]] = [[] for _ in range(GIVEN)]
+        for word, number, offset in self.fixed:
+            held[number].append((word, offset))
         for word, number, place, _ in self.user:
             held[number].append((word, spans[place][0] * item))
         return words, tuple(map(tuple, held))
@@ -98,6 +108,7 @@ def recounts_of(
     held: AddressWords,
     body: Body,
     program: Program,
+    layout: Layout,
     ll_layout: LLLayout,
     at: Addresses,
     first: int,
@@ -132,8 +143,16 @@ def recounts_of(
         tuple(counts),
         tuple(user),
         tuple(scratch),
-        tuple(tuple(each for each in of if each[0] < begin) for of in held),
+        tuple(
+            (each, number, offset)
+            for number, of in enumerate(held)
+            for each, offset in of
+            if each < begin
+        ),
+        layout,
+        layout.collective.chunks == layout.slices == 1,
         ll_layout,
+        ll_layout.dtype.itemsize,
         pack_bytes(program, ll_layout),
         (int(at.user[0]), int(at.user[1])),
         body.whole,
