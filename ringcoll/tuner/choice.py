@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ringcoll.algorithms import ALGORITHMS, Algorithm, build, name_of
 from ringcoll.algorithms.channels import Channels
@@ -53,7 +53,8 @@ class GpuRanks:
 
     def most(self, limits: Limits) -> int:
         """CUDA blocks that a call may have on a rank."""
-        return min(limits.blocks or self.blocks, self.blocks)
+        asked = limits.blocks
+        return asked if asked and asked < self.blocks else self.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +126,15 @@ def limits_of(call: Call, config: Config, default: Config) -> Limits:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):  # made in half of a frozen dataclass's time
     """The CUDA blocks of a rank; all 0 on CPU ranks."""
 
     replicas: int = 0  # CUDA blocks for each block of the program
     blocks: int = 0  # CUDA blocks a rank
     threads: int = 0
+
+
+_NO_BLOCKS = Grid()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class Choice:
     program: Program
     launch: Launch
     layout: Layout
-    grid: Grid = Grid()
+    grid: Grid = _NO_BLOCKS
     engine: str = "host"  # or "sm", or "copy": copy engines run the lanes of copies
     algorithm: str = ""  # "" is a user's
     channels: Channels | None = None  # the rings that the plan goes along

@@ -178,13 +178,14 @@ def ll_grid(packs: int, machine: GpuRanks, limits: Limits) -> Grid:
 
     ``packs``: the parts of lines that threads move, of the longest chunk.
     """
-    packs, most = max(1, packs), machine.most(limits)
-    few, workers = min(most, LL_BLOCKS.value), machine.workers
+    most, workers = machine.most(limits), machine.workers
+    few = min(most, LL_BLOCKS.value)
     for width in LL_WORKERS.value:
         if -(-packs // width) <= few:
             workers = width
             break
-    return Grid(1, min(most, -(-packs // workers)), workers + machine.sync_threads)
+    blocks = -(-packs // workers) or 1
+    return Grid(1, blocks if blocks < most else most, workers + machine.sync_threads)
 
 
 def in_two_layers(call: Call, limits: Limits) -> bool:

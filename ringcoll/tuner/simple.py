@@ -287,4 +287,4 @@ def _combined(staged: Choice, direct: Choice, call: Call, machine: GpuRanks, fit
 def combined(staged: Choice, direct: Choice) -> Choice:
     """Both programs in one launch."""
     blocks = max(staged.grid.blocks, direct.grid.blocks)
-    return replace(staged, grid=replace(staged.grid, blocks=blocks), direct=direct)
+    return replace(staged, grid=staged.grid._replace(blocks=blocks), direct=direct)

@@ -77,7 +77,7 @@ class Rooted:
         """What runs."""
         first, second = (self._chosen(number) for number in range(2))
         blocks = max(first.grid.blocks, second.grid.blocks)
-        return replace(first, grid=replace(first.grid, blocks=blocks), direct=second)
+        return replace(first, grid=first.grid._replace(blocks=blocks), direct=second)
 
     def _chosen(self, number: int) -> Choice:
         case = self._case(number, in_place=self.plan.collective.reduces or self.in_place)

@@ -302,7 +302,7 @@ def test_where_hellos_tell_of_all_buffers_both_ways_are_carried(nranks, name, op
     reached = rooted(name, nranks, mapped=ALL_MAPPED, **options)
     staged = rooted(name, nranks, mapped=frozenset(), **options)
     # Each as it would be alone, in a launch that has blocks for both.
-    grid = replace(staged.grid, blocks=max(staged.grid.blocks, reached.grid.blocks))
+    grid = staged.grid._replace(blocks=max(staged.grid.blocks, reached.grid.blocks))
     assert found == replace(staged, grid=grid, direct=reached)
     assert found.reads_hellos and reached.reads_hellos and not staged.reads_hellos
 

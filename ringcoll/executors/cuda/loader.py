@@ -195,15 +195,19 @@ class Launchable:
 
         # CuPy's cuLaunchKernel takes raw integers and releases the GIL.
         self._call = driver.launchKernel
-        self.use_grid(self.blocks, self.threads)
+        self._bind()
         self.parameter = Parameter(packed, address_words)
         self._kept = _Pointer(self.parameter.address)
         self._pointers = ctypes.addressof(self._kept)
 
     def use_grid(self, blocks: int, threads: int) -> None:
         """Let launches have so many blocks a rank, and threads a block."""
-        self.blocks, self.threads = blocks, threads
-        grid = blocks, self.locals, 1, threads, 1, 1
+        if blocks != self.blocks or threads != self.threads:
+            self.blocks, self.threads = blocks, threads
+            self._bind()
+
+    def _bind(self) -> None:
+        grid = self.blocks, self.locals, 1, self.threads, 1, 1
         self._enqueue = partial(self._call, self.function, *grid, 0)  # a tuple would be copied
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
