@@ -22,6 +22,9 @@ from ringcoll.cuda.driver import call
 from ringcoll.cuda.quarantine import drop, free_dropped
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
+PER_THREAD = 2
+"""The handle of the default stream that each thread has of its own."""
+
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 

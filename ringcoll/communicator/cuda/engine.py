@@ -29,7 +29,7 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.readers import Libraries, Library
-from ringcoll.cuda.streams import stream_of
+from ringcoll.cuda.streams import PER_THREAD, stream_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
@@ -47,12 +47,14 @@ class DeviceWork(Work):
         self,
         executor: CudaExecutor | CudaNodesExecutor,
         stream: int,
+        owner: object,
         library: Library,
         like: object,
         call: str,
     ) -> None:
         # Not Work's, whose event of the host takes as long to make as all this.
         self._call, self._executor, self._library, self._like = call, executor, library, like
+        self._stream, self._owner = stream, owner  # which keeps the handle from naming another
         self._event = executor.record(stream)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -61,7 +63,10 @@ class DeviceWork(Work):
         error = self._executor.failure()
         if error is not None:
             raise error
-        self._event.order(self._library.stream(self._like)[0])
+        stream = self._library.stream(self._like)[0]
+        # Whatever follows on the call's own stream comes after the call.
+        if stream != self._stream or self._owner is None or stream == PER_THREAD:
+            self._event.order(stream)
 
     def done(self) -> bool:
         """Whether the call has finished, in success or failure."""
@@ -159,7 +164,7 @@ class CudaEngine(Engine):
             except BaseException:
                 self._keep(before)
                 raise
-        return DeviceWork(state.cuda, pointer, library, like, name) if later else None
+        return DeviceWork(state.cuda, pointer, owner, library, like, name) if later else None
 
     def _prepared(
         self,
@@ -223,7 +228,8 @@ class CudaEngine(Engine):
         if not later:
             return None
         like = _first(alive)
-        return DeviceWork(state.cuda, stream, self._libraries[type(like)], like, name)
+        library = self._libraries[type(like)]
+        return DeviceWork(state.cuda, stream, owner, library, like, name)
 
     def _keep(self, before: dict[int, object]) -> None:
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
@@ -283,7 +289,7 @@ class CudaEngine(Engine):
             except BaseException:
                 self._keep(before)
                 raise
-        return DeviceWork(state.cuda, pointer, library, like, name) if later else None
+        return DeviceWork(state.cuda, pointer, owner, library, like, name) if later else None
 
     def exchange(
         self,

@@ -1,0 +1,56 @@
+"""What waits for an asynchronous call of a GPU rank, on GPUs of host memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.cuda.raw import from_pointer
+from ringcoll.cuda.streams import PER_THREAD
+from tests.gpu.ranks import close
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import fake
+
+pytestmark = needs_compiler
+
+OWN, OTHER = 5, 6
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    made = fake(monkeypatch, 1, sms=24)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("stream", "current", "waits"),
+    [
+        (SimpleNamespace(ptr=OWN, device_id=-1), OWN, False),
+        (SimpleNamespace(ptr=OWN, device_id=-1), OTHER, True),
+        (SimpleNamespace(ptr=PER_THREAD, device_id=-1), PER_THREAD, True),
+        (OWN, OWN, True),
+    ],
+    ids=["own", "other", "each thread's", "handle alone"],
+)
+def test_a_stream_waits_unless_the_call_is_its_own(gpus, monkeypatch, stream, current, waits):
+    """Of a handle alone nobody knows whether it still names the same stream."""
+    (comm,) = ringcoll.init_all([0], device="cuda", timeout=20)
+    there = np.ones(40, np.float32)
+    work = comm.all_reduce(
+        from_pointer(there.ctypes.data, there.size, "float32", 0), stream=stream, async_op=True
+    )
+    waited = []
+    monkeypatch.setattr(gpus, "streamWaitEvent", lambda *how: waited.append(how[0]))
+    gpus.current.ptr = current
+    work.wait()
+    assert waited == [current] * waits
+    comm.synchronize()
+    assert work.done() and work.exception() is None
+    close([comm])
