@@ -214,12 +214,16 @@ class Parameter:
         self.words = packed if isinstance(packed, array) else array("Q", packed)
         self.address, _ = self.words.buffer_info()
         self.address_words = address_words
+        self._flat = [
+            (word, number, offset)
+            for number, held in enumerate(address_words)
+            for word, offset in held
+        ]
         self.filled: tuple[int, ...] = ()
 
     def fill(self, addresses: tuple[int, ...]) -> None:
         """Write the addresses of a launch; those of a launch before are in no kernel's memory."""
         words = self.words
-        for held, address in zip(self.address_words, addresses, strict=False):
-            for word, offset in held:
-                words[word] = address + offset
+        for word, number, offset in self._flat:
+            words[word] = addresses[number] + offset
         self.filled = addresses
