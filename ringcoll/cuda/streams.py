@@ -177,8 +177,8 @@ class EventPool:
         self._end()
         free_dropped()
 
-    def record(self, stream: int) -> ReusedEvent:
-        """An event at the present end of a stream."""
+    def record(self, stream: int) -> int:
+        """An event at the present end of a stream; who no longer needs it adds it to ``unused``."""
         cuda = self.cuda
         if cuda.getDevice() != self.ordinal:
             with on(self.ordinal):
@@ -188,36 +188,20 @@ class EventPool:
         except IndexError:
             event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
         cuda.eventRecord(event, stream)
-        return ReusedEvent(self, event)
+        return event
 
+    def done(self, event: int) -> bool:
+        """Whether the stream of an event has come so far."""
+        with on(self.ordinal) as cuda:
+            return bool(cuda.eventQuery(event) == 0)
 
-class ReusedEvent:
-    """An event that goes back to its pool once this object is garbage.
-
-    A wait that is enqueued already is not affected: it waits for the earlier record.
-    """
-
-    __slots__ = ("_event", "_pool")
-
-    def __init__(self, pool: EventPool, event: int) -> None:
-        self._pool, self._event = pool, event
-
-    def __del__(self) -> None:
-        self._pool.unused.append(self._event)
-
-    def done(self) -> bool:
-        """Whether the stream has come so far."""
-        with on(self._pool.ordinal) as cuda:
-            return bool(cuda.eventQuery(self._event) == 0)
-
-    def order(self, stream: int) -> None:
-        """Make what a stream is given from now on wait for it."""
-        pool = self._pool
-        if pool.cuda.getDevice() == pool.ordinal:
-            pool.cuda.streamWaitEvent(stream, self._event, 0)
+    def order(self, event: int, stream: int) -> None:
+        """Make what a stream is given from now on wait for an event, as it is recorded now."""
+        if self.cuda.getDevice() == self.ordinal:
+            self.cuda.streamWaitEvent(stream, event, 0)
         else:
-            with on(pool.ordinal) as cuda:
-                cuda.streamWaitEvent(stream, self._event, 0)
+            with on(self.ordinal) as cuda:
+                cuda.streamWaitEvent(stream, event, 0)
 
 
 def capture_of(stream: int) -> int:

@@ -57,20 +57,16 @@ def runtime(monkeypatch):
 def test_an_event_that_nobody_has_is_used_again_on_its_device(runtime):
     first, other = EventPool(0), EventPool(1)
     for stream in (7, 8):
-        first.record(stream)
-        gc.collect()
+        first.unused.append(first.record(stream))
     kept = first.record(9)
-    first.record(10)
-    other.record(11)
+    first.unused.append(first.record(10))
+    other.unused.append(other.record(11))
     assert runtime.recorded == [
         *((0, 1001, 7), (0, 1001, 8), (0, 1001, 9), (0, 1002, 10)),
         (1, 1003, 11),
     ]
+    first.unused.append(kept)
     del first, other
-    gc.collect()
-    free_dropped()
-    assert runtime.destroyed == [1003]
-    del kept
     gc.collect()
     free_dropped()
     assert sorted(runtime.destroyed) == [1001, 1002, 1003]
@@ -85,7 +81,7 @@ def test_an_event_that_nobody_has_is_destroyed(runtime):
 def test_garbage_calls_cuda_where_the_next_event_is_made(runtime):
     # The thread that collects it may be one that no call of CUDA may hold up.
     pool = EventPool(0)
-    pool.record(8)
+    pool.unused.append(pool.record(8))
     Event(0, 7)
     del pool
     gc.collect()

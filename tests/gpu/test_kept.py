@@ -338,8 +338,10 @@ def test_a_call_on_a_stream_of_the_group_before_lets_go_of_the_others(state, eng
 
 def test_waiting_orders_the_current_stream_of_the_arrays_library(state, engine, monkeypatch):
     ordered: list[int] = []
-    event = SimpleNamespace(order=ordered.append)
-    state.cuda.record, state.cuda.failure = lambda _stream: event, lambda: None
+    state.cuda.events = SimpleNamespace(
+        record=lambda stream: stream, order=lambda _event, stream: ordered.append(stream), unused=[]
+    )
+    state.cuda.failure = lambda: None
     state.cuda.device = state.device
     options = {"stream": Stream(7), "async_op": True}
     work = engine.collective("all_reduce", Tensor(8), None, "sum", 0, options)

@@ -54,3 +54,24 @@ def test_a_stream_waits_unless_the_call_is_its_own(gpus, monkeypatch, stream, cu
     comm.synchronize()
     assert work.done() and work.exception() is None
     close([comm])
+
+
+def test_the_event_of_a_call_is_used_again_once_nobody_asks_for_it(gpus, monkeypatch):
+    (comm,) = ringcoll.init_all([0], device="cuda", timeout=20)
+    there = np.ones(40, np.float32)
+    x = from_pointer(there.ctypes.data, there.size, "float32", 0)
+    recorded = []
+    record = gpus.eventRecord
+
+    def noted(event, stream):
+        recorded.append(event)
+        record(event, stream)
+
+    monkeypatch.setattr(gpus, "eventRecord", noted)
+    kept = comm.all_reduce(x, async_op=True)
+    for _ in range(2):
+        comm.all_reduce(x, async_op=True).wait()
+    first, second, third = recorded
+    assert first != second == third
+    kept.wait()
+    close([comm])

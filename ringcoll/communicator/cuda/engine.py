@@ -21,6 +21,7 @@ from ringcoll.communicator.call_cache import (
     prepare_collective,
 )
 from ringcoll.communicator.cpu.rank_calls import with_options
+from ringcoll.communicator.cuda.device_work import DeviceWork
 from ringcoll.communicator.cuda.nodes import NodesState
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.engine import Check, Engine, check_tag
@@ -28,58 +29,14 @@ from ringcoll.communicator.group import Group, current, of_thread, open_groups, 
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
-from ringcoll.cuda.readers import Libraries, Library
-from ringcoll.cuda.streams import PER_THREAD, stream_of
-from ringcoll.errors import ArgumentError, Error
+from ringcoll.cuda.readers import Libraries
+from ringcoll.cuda.streams import stream_of
+from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
-from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
-from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import checked_async_op
 from ringcoll.tuner.predicted import power
 from ringcoll.views import Extent, device_view, extent_of, start_of
-
-
-class DeviceWork(Work):
-    """A call enqueued with ``async_op=True``; the current stream of ``library`` waits for it."""
-
-    def __init__(
-        self,
-        executor: CudaExecutor | CudaNodesExecutor,
-        stream: int,
-        owner: object,
-        library: Library,
-        like: object,
-        call: str,
-    ) -> None:
-        # Not Work's, whose event of the host takes as long to make as all this.
-        self._call, self._executor, self._library, self._like = call, executor, library, like
-        self._stream, self._owner = stream, owner  # which keeps the handle from naming another
-        self._event = executor.record(stream)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Make the current stream wait for the call; the host does not wait."""
-        self._seen = True
-        error = self._executor.failure()
-        if error is not None:
-            raise error
-        stream = self._library.stream(self._like)[0]
-        # Whatever follows on the call's own stream comes after the call.
-        if stream != self._stream or self._owner is None or stream == PER_THREAD:
-            self._event.order(stream)
-
-    def done(self) -> bool:
-        """Whether the call has finished, in success or failure."""
-        return self._event.done()
-
-    def exception(self) -> Error | None:
-        """Return the error that the call's kernels have reported so far, or None."""
-        self._seen = True
-        return self._executor.failure()
-
-    def __repr__(self) -> str:
-        state = "finished" if self._event.done() else "running"
-        return f"<ringcoll.Work {self._call}: {state}>"
 
 
 class CudaEngine(Engine):
@@ -164,7 +121,10 @@ class CudaEngine(Engine):
             except BaseException:
                 self._keep(before)
                 raise
-        return DeviceWork(state.cuda, pointer, owner, library, like, name) if later else None
+        if not later:
+            return None
+        event = state.cuda.events.record(pointer)
+        return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
 
     def _prepared(
         self,
@@ -228,8 +188,8 @@ class CudaEngine(Engine):
         if not later:
             return None
         like = _first(alive)
-        library = self._libraries[type(like)]
-        return DeviceWork(state.cuda, stream, owner, library, like, name)
+        event, library = state.cuda.events.record(stream), self._libraries[type(like)]
+        return DeviceWork(state.cuda, event, stream, owner, library, like, name)
 
     def _keep(self, before: dict[int, object]) -> None:
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
@@ -289,7 +249,10 @@ class CudaEngine(Engine):
             except BaseException:
                 self._keep(before)
                 raise
-        return DeviceWork(state.cuda, pointer, owner, library, like, name) if later else None
+        if not later:
+            return None
+        event = state.cuda.events.record(pointer)
+        return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
 
     def exchange(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ringcoll import log
 from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.streams import EventPool, ReusedEvent, waiting_ends_capture
+from ringcoll.cuda.streams import EventPool, waiting_ends_capture
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.copy_launch import CopyLaunch
@@ -55,7 +55,7 @@ class CudaExecutor(CudaPreparer):
     ) -> None:
         self.running: AnyCudaCall | None = None
         self.in_order = True  # whether control calls and collectives have one order
-        self._events = EventPool(device.ordinal)
+        self.events = EventPool(device.ordinal)
         self._device: Callable[[], int] = runtime().getDevice
         self._ordinal = device.ordinal
         self._thread = _Thread()
@@ -64,8 +64,6 @@ class CudaExecutor(CudaPreparer):
         self._records = self.shared_state.record_numbers
         self.failure: Callable[[], Error | None] = self.async_errors.failure
         """The error that a kernel of this rank has reported, or None."""
-        self.record: Callable[[int], ReusedEvent] = self._events.record
-        """An event at the present end of a stream."""
 
     # -- a call --------------------------------------------------------------------------------
 
@@ -284,7 +282,7 @@ class CudaExecutor(CudaPreparer):
         self.synchronize()
         self.kernels.close()
         self._merged.clear()
-        self._events.close()
+        self.events.close()
         self.streams.close()
         self.running = None
         self.async_errors.close()

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.streams import EventPool, ReusedEvent
+from ringcoll.cuda.streams import EventPool
 from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Executor, LaunchRequest, Prepared
 from ringcoll.executors.cuda.stream_order import StreamOrder
@@ -116,7 +116,7 @@ class CudaNodesExecutor:
         self.host, self.thread = host, thread
         self._inside = inside
         self.running: CudaNodesCall | None = None
-        self._events = EventPool(device.ordinal)
+        self.events = EventPool(device.ordinal)
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self.lanes: list[StagingLane] = []
         self._given_up = False
@@ -239,10 +239,6 @@ class CudaNodesExecutor:
         """No rank: enqueuing waits for none."""
         return []
 
-    def record(self, stream: int) -> ReusedEvent:
-        """An event at the present end of a stream."""
-        return self._events.record(stream)
-
     def give_up(self) -> None:
         """End the waits of all streams for the host."""
         self._given_up = True
@@ -262,7 +258,7 @@ class CudaNodesExecutor:
         finally:
             _alive.discard(self)
             self.stream_order.forget()
-            self._events.close()
+            self.events.close()
             if not ended:  # no thread will carry what the streams wait for
                 self.give_up()
             # Streams that have not been synchronized may still copy: their memory stays pinned.
