@@ -18,7 +18,10 @@ from ringcoll.tuner import measured
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
+    CHAIN_BYTES,
     DIRECT_BYTES,
+    FEW_BLOCKS,
+    FEW_LL128_BYTES,
     HOP_BYTES,
     LL_ALONE_BYTES,
     LL_BLOCKS,
@@ -123,6 +126,8 @@ def protocol_of(call: Call, machine: GpuRanks, limits: Limits) -> tuple[str, tup
     legal = [each for each in PROTOCOL_SIZES if _is_legal(PROTOCOLS[each], call, machine)]
     for protocol in legal:
         threshold = LL_ALONE_BYTES if legal == ["LL"] else PROTOCOL_SIZES[protocol].up_to
+        if protocol == "LL128" and machine.most(limits) <= FEW_BLOCKS.value:
+            threshold = FEW_LL128_BYTES
         if call.nbytes <= threshold.of(name):
             why = f"{protocol} up to {threshold.of(name)} bytes: measured on {threshold.source}"
             return protocol, (why,)
@@ -145,6 +150,10 @@ def _ll_algorithm(call: Call, nranks: int, limits: Limits, protocol: str) -> str
         extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)
         return "one_shot_push" if extra <= HOP_BYTES.value else "all_pairs"
     if n > 2 and call.nbytes > DIRECT_BYTES[protocol].of(name):
+        narrow = call.dtype.partial.itemsize == call.dtype.itemsize
+        long = protocol == "LL128" and call.nbytes >= CHAIN_BYTES.value
+        if name == "reduce" and long and narrow and not limits.deterministic:
+            return "chain"
         return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"
 

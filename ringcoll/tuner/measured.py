@@ -54,6 +54,8 @@ OPTIONS = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "g
 PUSHES = Source(
     "2 and 4 NVIDIA H100 80GB HBM3 and 2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_pushes.json"
 )
+FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
+REDUCE = Source("4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_reduce_4.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
 ASSUMED = Source("assumed, not measured", "2026-11-21")
 
@@ -108,6 +110,26 @@ PROTOCOL_SIZES = {
 }
 """The protocols that size chooses, in the order of their sizes; larger calls are Simple's."""
 
+FEW_BLOCKS = Measured(
+    48,
+    FEW,
+    "all_reduce of mapped buffers by at most 32 blocks, by two_shot_fused, two_shot, one_shot and "
+    "all_pairs_fused, in µs: 25 MiB 99, 100, 106 and 102, 64 MiB 223, 243, 248 and 253, 256 MiB "
+    "829, 925, 944 and 977 (NCCL 890); by at most 48 by two_shot and all_pairs_fused 803 and 907. "
+    "On 4 GPUs by at most 32 by two_shot_fused and two_shot 64 MiB 330 and 351, 512 MiB 2577 and "
+    "2667",
+)
+"""CUDA blocks a rank up to which FEW_LL128_BYTES and FEW_ALGORITHMS hold."""
+
+FEW_LL128_BYTES = Measured(
+    2 << 20,
+    FEW,
+    "all_reduce by at most 32 blocks, by LL128 and by two_shot_fused of Simple, in µs: 1 MiB 10.6 "
+    "and 14.3, 4 MiB 32.9 and 23.2, 8 MiB 61.5 and 36.6; all_gather by LL128 16 MiB 59.6, by "
+    "Simple 32 MiB 61.5",
+)
+"""Bytes up to which LL128 is chosen for few blocks, whose threads it takes for longer."""
+
 DIRECT_BYTES = {
     "LL": Measured(
         ANY_BYTES, SWITCH, "as with LL128", {"broadcast": 128 << 10, "reduce": 384 << 10}
@@ -121,6 +143,16 @@ DIRECT_BYTES = {
     ),
 }
 """By protocol: bytes up to which the root sends to or receives from all itself."""
+
+CHAIN_BYTES = Measured(
+    3 << 20,
+    REDUCE,
+    "4 GPUs, reduce of bfloat16 with accumulate='dtype' by LL128, by chain and by "
+    "scatter_gather_push, in µs: 1 MiB 7.04 and 7.02, 2 MiB 10.5 and 10.2, 4 MiB 16.8 and 22.7, 8 "
+    "MiB 29.5 and 41.3 (NCCL 37.2)",
+)
+"""Bytes from which a reduce by LL128 runs along a chain, if a sum takes no more bytes than a
+contribution: along a chain all that a rank sends are sums."""
 
 HOP = Measured(1.8e-6, SWITCH, "all_reduce in two hops took 1.8 µs more than in one")
 """Seconds of one more hop between GPUs. The size from which rings are faster depends on it."""
@@ -216,6 +248,15 @@ PUSH_ALGORITHMS = Measured(
     {"all_reduce": ("all_pairs", "all_pairs_fused")},
 )
 """Algorithms that read nothing of a peer, of plain buffers and of mapped ones."""
+
+FEW_ALGORITHMS = Measured(
+    SIMPLE_ALGORITHMS.value,
+    FEW,
+    FEW_BLOCKS.figures,
+    {"all_reduce": ("all_pairs", "two_shot_fused")},
+)
+"""Algorithms for few blocks, of plain buffers and of mapped ones: those of one lane, since of few
+blocks half would often wait for the others."""
 
 COPY_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,

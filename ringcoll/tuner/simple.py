@@ -25,6 +25,8 @@ from ringcoll.tuner.measured import (
     COPY_ALGORITHMS,
     COPY_SLICE_BYTES,
     COPY_SLICES,
+    FEW_ALGORITHMS,
+    FEW_BLOCKS,
     FUSED_BLOCKS,
     FUSED_BYTES,
     LARGE_BYTES,
@@ -61,7 +63,7 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     why: tuple[str, ...] = ()
     if limits.algorithm is None and limits.channels is None and call.collective != "barrier":
         kind = "mapped" if limits.mapped else "plain"
-        source = _algorithms(call, machine).source
+        source = _algorithms(call, machine, limits).source
         why = (f"{default} for large {kind} buffers: by figures of {source}",)
     slices = slices_of(call, limits.algorithm or default, machine.nranks)
     found = _launched(call, machine, limits, fits, "sm", default, slices, why)
@@ -174,11 +176,13 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
         with_root = ROOT_ALGORITHMS.of(call.collective)
         if with_root is not None:
             return with_root
-    return _algorithms(call, machine).of(call.collective)[bool(limits.mapped)]
+    return _algorithms(call, machine, limits).of(call.collective)[bool(limits.mapped)]
 
 
-def _algorithms(call: Call, machine: GpuRanks) -> Measured[tuple[str, str]]:
-    """The figures from which the default follows: those for two ranks, or for any number."""
+def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple[str, str]]:
+    """The figures from which the default follows: those for few blocks, two ranks, or any."""
+    if machine.most(limits) <= FEW_BLOCKS.value and call.collective in FEW_ALGORITHMS.by:
+        return FEW_ALGORITHMS
     if machine.nranks != 2:
         return SIMPLE_ALGORITHMS
     if call.nbytes >= PUSHED_BYTES.value and call.collective in PUSH_ALGORITHMS.by:

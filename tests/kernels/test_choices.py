@@ -82,8 +82,29 @@ def test_a_wheel_carries_what_runs_on_registered_memory(nranks):
     for name in (name for name in NAMES if name not in ("barrier", *SCANS)):
         for nbytes in (24 << 20, 512 << 20):
             call = standard.call_of(nranks, name, "float32", nbytes)
-            texts = standard.texts_of(call, nranks, Limits(hellos_decide=True))
-            assert {*texts} <= kept, (name, nbytes)
+            for blocks in (None, 32):  # of an init and of a group of torch.distributed
+                limits = Limits(hellos_decide=True, blocks=blocks)
+                texts = standard.texts_of(call, nranks, limits)
+                assert {*texts} <= kept, (name, nbytes, blocks)
+
+
+@pytest.mark.parametrize(("blocks", "most"), [(None, "LL128"), (48, "Simple"), (32, "Simple")])
+def test_lines_end_earlier_for_few_blocks(blocks, most):
+    found = [choice("all_reduce", 1 << k, blocks=blocks).launch.protocol for k in (20, 21, 22)]
+    assert found == ["LL128", "LL128", most]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "wanted"),
+    [
+        ("float32", {}, "chain"),
+        ("bfloat16", {}, "scatter_gather_push"),  # whose sums are wider
+        ("float32", {"deterministic": True}, "scatter_gather_push"),
+    ],
+)
+def test_a_long_reduce_by_lines_runs_along_a_chain(dtype, options, wanted):
+    assert choice("reduce", 4 << 20, dtype=dtype, **options).algorithm == wanted
+    assert choice("reduce", 2 << 20, dtype=dtype, **options).algorithm == "scatter_gather_push"
 
 
 def test_wide_lines_want_nvlink():
@@ -330,6 +351,15 @@ def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
     found = rooted("reduce")
     assert (found.launch.slices, found.program.scratch) == (32, 3)
     assert (found.direct.launch.slices, found.direct.program.scratch) == (1, 0)
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_few_blocks_run_an_all_reduce_in_one_lane(nranks):
+    many, few = (
+        rooted("all_reduce", nranks, mapped=ALL_MAPPED, blocks=blocks) for blocks in (49, 48)
+    )
+    assert (few.algorithm, few.grid.blocks) == ("two_shot_fused", 48) != many.algorithm
+    assert "gpu_few_blocks.json" in few.why[0]
 
 
 @pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED])

@@ -23,7 +23,7 @@ from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.executors.cuda_nodes.phases import fold_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.tuner import Limits, choose
-from ringcoll.tuner.measured import PROTOCOL_SIZES
+from ringcoll.tuner.measured import FEW_BLOCKS, PROTOCOL_SIZES
 
 RANKS = (2, 4, 8)
 _FLOATS = ("bfloat16", "float16", "float32")
@@ -42,6 +42,7 @@ _NO_LIMITS = Limits()
 _TWO_PROGRAMS = (
     (1 << 20, Limits(protocol="Simple", hellos_decide=True)),  # of one slice if staged
     *((nbytes, Limits(hellos_decide=True)) for nbytes in _SIMPLE),
+    *((nbytes, Limits(hellos_decide=True, blocks=FEW_BLOCKS.value)) for nbytes in _SIMPLE),
 )
 """Bytes and options of calls whose buffers are registered automatically."""
 
@@ -81,6 +82,8 @@ def _texts(ranks: Sequence[int]) -> Iterator[str]:
                 yield from texts_of(call, nranks, Limits(mapped=shared))
                 if name == "all_reduce":
                     yield from texts_of(call, nranks, nvlink=False)
+                    few = Limits(mapped=shared, blocks=FEW_BLOCKS.value)
+                    yield from texts_of(call, nranks, few)
             if not kind.prefix:
                 for nbytes, limits in _TWO_PROGRAMS:
                     call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
