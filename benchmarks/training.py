@@ -1,4 +1,4 @@
-"""Training by DDP with gradients through ringcoll, beside NCCL (gloo on CPUs) in the same run.
+"""Training by DDP or FSDP2 through ringcoll, beside NCCL (gloo on CPUs) in the same run.
 
 ::
 
@@ -11,7 +11,7 @@ One process a GPU, which this command starts, for each number of ranks anew. Mod
 bfloat16 on synthetic data. Every way begins with the same weights and sees the same batches: first
 some steps whose losses are compared, then rounds that are timed, the ways in turns. The slowest
 rank counts, and the median of the rounds. What communication costs beyond what hides behind the
-backward pass is the difference to steps that do not communicate, timed in the same turns.
+backward pass is the difference to steps of DDP that do not communicate, timed in the same turns.
 
 ``--graphs`` times replays of whole steps that were captured in CUDA graphs: nothing waits for the
 host, so that small batches show what communication costs on the GPUs.
@@ -116,7 +116,7 @@ def about(ranks: int, device: str) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(description="Training by DDP through ringcoll and its peer.")
+    made = argparse.ArgumentParser(description="Training through ringcoll and its peer.")
     option = made.add_argument
     option("--ranks", type=numbers_of, help="how many, in turn; default: 1, 2, 4, 8 as there are")
     option("--nodes", type=int, default=1, help="that this machine plays, under mpiexec (1)")
@@ -125,7 +125,8 @@ def parser() -> argparse.ArgumentParser:
         "--ways",
         type=ways_of,
         default=WAYS,
-        help="also peer-none, peer-bf16, ringcoll-bf16 (%(default)s)",
+        help="also peer-none, peer-bf16, ringcoll-bf16, ringcoll-all-sms, ringcoll-copy; by FSDP2 "
+        "peer-fsdp, ringcoll-fsdp, ringcoll-fsdp-all-sms, ringcoll-fsdp-copy (%(default)s)",
     )
     option("--graphs", action="store_true", help="time replays of captured steps; on GPUs")
     option("--deterministic", action="store_true", help="compare runs to the bit, time nothing")
@@ -165,6 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers = args.ranks or tuple(usual)
     buckets = args.buckets or sizes_of(OTHER_BUCKETS if args.deterministic else BUCKETS)
     tasks = {model: MODELS[model](tiny=args.tiny) for model, _ in args.cases}
+    sharded = any(KNOWN[way].sharded for way in args.ways)
+    if sharded and any(task.channels_last for task in tasks.values()):
+        made.error("FSDP2 refuses weights in channels_last, as resnet50 has; pass --cases gpt:16")
     units = {model: (task.unit, task.units) for model, task in tasks.items()}
 
     rows: list[dict[str, Any]] = []

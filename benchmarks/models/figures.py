@@ -80,12 +80,14 @@ def compare(rows: Iterable[Row], peer: str) -> None:
     """Add to each row what it is beside others.
 
     ``efficiency`` is its rate over that of one rank times the ranks; ``of_peer`` its step over the
-    peer's; ``loss_differs`` the largest difference of a loss to the peer's, over its first loss.
+    peer's, by FSDP2 if it is by that; ``loss_differs`` the largest difference of a loss to the
+    peer's, over its first loss.
     """
     found = {(row["model"], row["batch"], row["way"], row["ranks"]): row for row in rows}
     for (model, batch, way, ranks), row in found.items():
         single = found.get((model, batch, way, 1))
-        other = found.get((model, batch, peer, ranks))
+        sharded = "-fsdp" if "-fsdp" in way else ""
+        other = found.get((model, batch, peer + sharded, ranks))
         if single is not None:
             row["efficiency"] = round(row["per_second"] / (single["per_second"] * ranks), 4)
         if other is not None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.gpu.processes import Link
 from benchmarks.models.figures import ALONE
 from benchmarks.models.on_nodes import Lines
-from benchmarks.models.replica import MODELS, WAYS, Batches, Replica
+from benchmarks.models.replica import MODELS, WAYS, Batches, Replica, Way
 from ringcoll.torch_entry import register
 
 __all__ = ["Plan", "measure", "repeat"]
@@ -129,11 +129,17 @@ def _begin(link: Link | Lines, plan: Plan, *, deterministic: bool) -> tuple[Any,
     dist.init_process_group(
         peer, init_method=f"file://{plan.store}", rank=link.rank, world_size=link.nranks
     )
-    groups = {"peer": dist.group.WORLD}
-    if any(WAYS[way].backend == "ringcoll" for way in plan.ways):
-        options = {"deterministic": True} if deterministic else None
-        groups["ringcoll"] = dist.new_group(backend="ringcoll", pg_options=options)
+    groups: dict[str, Any] = {"peer": dist.group.WORLD}
+    for options in {str(way.options): way.options for way in _ringcoll(plan)}.values():
+        given = dict(options) if plan.device == "cuda" else {}  # CPU ranks have none of these
+        if deterministic:
+            given["deterministic"] = True
+        groups[f"ringcoll{options}"] = dist.new_group(backend="ringcoll", pg_options=given)
     return device, groups
+
+
+def _ringcoll(plan: Plan) -> list[Way]:
+    return [WAYS[way] for way in plan.ways if WAYS[way].backend == "ringcoll"]
 
 
 def _end(link: Link | Lines) -> None:
@@ -156,7 +162,7 @@ def _replica(
     torch.manual_seed(0)
     task = MODELS[model](tiny=plan.tiny, repeatable=repeatable)
     kind = WAYS[way]
-    group = groups[kind.backend]
+    group = groups["peer" if kind.backend == "peer" else f"ringcoll{kind.options}"]
     return Replica(task, kind, group, batches, device, bucket, captured=plan.graphs)
 
 

@@ -1,15 +1,18 @@
-"""One rank's replica of a model: DDP over one of the ways to communicate, and its steps."""
+"""One rank's replica of a model, by DDP or FSDP2 over one of the ways to communicate."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.models import gpt, resnet
@@ -28,12 +31,18 @@ class Way:
     Args:
         backend: of the group, "ringcoll" or "peer": NCCL on GPUs, gloo on CPUs.
         hook: of DDP; None: DDP's own all_reduce.
+        sharded: by FSDP2 and not DDP.
+        options: of ringcoll's group on GPUs.
 
     """
 
     backend: str
     hook: Any = None
+    sharded: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
+
+ALL_SMS, COPIES = {"max_sms": 1 << 10}, {"engine": "copy"}
 
 WAYS: Mapping[str, Way] = {
     "peer": Way("peer"),
@@ -42,6 +51,12 @@ WAYS: Mapping[str, Way] = {
     "ringcoll": Way("ringcoll"),
     "ringcoll-hook": Way("ringcoll", hooks.all_reduce),
     "ringcoll-bf16": Way("ringcoll", hooks.bf16_compress),
+    "ringcoll-all-sms": Way("ringcoll", options=ALL_SMS),
+    "ringcoll-copy": Way("ringcoll", options=COPIES),
+    "peer-fsdp": Way("peer", sharded=True),
+    "ringcoll-fsdp": Way("ringcoll", sharded=True),
+    "ringcoll-fsdp-all-sms": Way("ringcoll", sharded=True, options=ALL_SMS),
+    "ringcoll-fsdp-copy": Way("ringcoll", sharded=True, options=COPIES),
 }
 """By the names of ``--ways``.
 
@@ -117,11 +132,14 @@ class Replica:
         if task.channels_last:
             module = module.to(memory_format=torch.channels_last)
         self._module = module
-        self._ddp = DistributedDataParallel(
-            module, process_group=group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
-        )
+        if way.sharded:
+            self._parallel = sharded(module, group, device)
+        else:
+            self._parallel = DistributedDataParallel(
+                module, process_group=group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
+            )
         if way.hook is not None:
-            self._ddp.register_comm_hook(group, way.hook)
+            self._parallel.register_comm_hook(group, way.hook)
         self._optimizer = task.optimizer(module.parameters())
         for options in self._optimizer.param_groups if captured else ():
             if "capturable" in options:
@@ -132,7 +150,8 @@ class Replica:
         """One step of training in bfloat16, the weights in float32.
 
         Args:
-            synchronized: gradients are averaged over the ranks; else each rank keeps its own.
+            synchronized: gradients are averaged over the ranks; else each rank keeps its own, by
+                DDP alone.
 
         Returns:
             The loss of this rank's batch, a tensor on its device.
@@ -141,12 +160,12 @@ class Replica:
         inputs, targets = self._batches[self._steps]
         self._steps += 1
         self._optimizer.zero_grad(set_to_none=True)
-        with contextlib.nullcontext() if synchronized else self._ddp.no_sync():
+        with contextlib.nullcontext() if synchronized else self._parallel.no_sync():
             # A graph must make its copies of the weights in bfloat16 itself.
             with torch.autocast(
                 self._device.type, torch.bfloat16, cache_enabled=not self._captured
             ):
-                loss = self._task.loss(self._ddp(inputs), targets)
+                loss = self._task.loss(self._parallel(inputs), targets)
             loss.backward()
         self._optimizer.step()
         return loss.detach()
@@ -172,5 +191,18 @@ class Replica:
         """Of all weights, to the bit."""
         found = hashlib.sha256()
         for parameter in self._module.parameters():
-            found.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            found.update(whole.detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
+
+
+def sharded(module: Any, group: Any, device: Any) -> Any:
+    """The module by FSDP2, each layer of its Sequentials by itself."""
+    how = {
+        "mesh": DeviceMesh.from_group(group, device.type),
+        "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32),
+    }
+    for part in module.children():
+        for layer in part if isinstance(part, torch.nn.Sequential) else ():
+            fully_shard(layer, **how)
+    return fully_shard(module, **how)

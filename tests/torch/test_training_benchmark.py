@@ -71,6 +71,25 @@ def test_ways_train_alike_and_are_timed(tmp_path):
     assert path.parent == tmp_path
 
 
+def test_fsdp_trains_alike_and_is_compared_with_the_peers_own(tmp_path):
+    words = ["--device", "cpu", "--ranks", "2", "--cases", "gpt:2", "--curve", "3"]
+    ways = "peer,peer-fsdp,ringcoll-fsdp"
+    found, _ = bench(tmp_path, *words, "--ways", ways, "--steps", "1", "--rounds", "1")
+    rows = {row["way"]: row for row in found["rows"]}
+    assert len(rows) == 3 and found["errors"] == {}
+    peer, ours = rows["gloo-fsdp"], rows["ringcoll-fsdp"]
+    assert peer["of_peer"] == 1.0 and ours["replicas_equal"]
+    assert ours["of_peer"] == round(ours["step_ms"] / peer["step_ms"], 4)
+    assert ours["loss_differs"] < 1e-3
+
+
+def test_fsdp_of_a_model_that_it_refuses_is_refused_at_once(tmp_path):
+    words = "--device", "cpu", "--ways", "ringcoll-fsdp", "--cases", "gpt:1,resnet50:1"
+    found = run(tmp_path, "training", *words)
+    assert found.returncode == 2
+    assert "FSDP2 refuses weights in channels_last" in found.stderr
+
+
 def test_nothing_is_written_without_a_place(tmp_path, monkeypatch, capsys):
     def ranks(function, arguments, nranks):
         Path(f"{arguments[-1]}.json").write_text('{"gloo all_reduce": 1.0}')
