@@ -27,6 +27,9 @@ CACHED_CALLS = 512
 """Calls that a communicator caches, and preparations of all of them: the oldest goes first. Where
 preparations depend on addresses, between nodes and by copy engines, one call may have many."""
 
+_STEADY = 64
+"""Pairs of addresses of which a checked call remembers what it ran there."""
+
 _ALIKE = 4
 """Calls that differ in their count alone by which others are prepared: GPU ranks need one for each
 kernel."""
@@ -51,6 +54,14 @@ class Part(NamedTuple):
         return Part(argument, offset // before * now, nbytes // before * now)
 
 
+class Steady(NamedTuple):
+    """What a call on buffers at the same addresses takes again, unless their memory has changed."""
+
+    prepared: Any
+    given: Given
+    memory: object  # of which the state knows whether it has changed
+
+
 @dataclass(slots=True, eq=False)
 class CheckedCall:
     """A call whose arguments are checked, without addresses, and its preparations."""
@@ -63,6 +74,7 @@ class CheckedCall:
     count: int
     any_class: Any = None  # the prepared call, if memory of any class will do
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
+    steady: dict[tuple[int, int], Steady] = field(default_factory=dict)  # by address of both
 
     alone: bool = field(init=False)  # whether INPUT and OUTPUT are its first argument
     places: tuple[int, int, int, int] = field(init=False)  # of both: argument and offset
@@ -166,7 +178,7 @@ class CallCache:
                 prepared, used = state.prepare_like(like.any_class, call, config), like
         if prepared is None:
             # Once for each call: it counts their uses.
-            kind, given = state.memory_class(call, config, *extents, **self._how)
+            kind, given, _ = state.memory_class(call, config, *extents, **self._how)
             for like in likes:
                 if kind in like.prepared and prepared is None:
                     prepared, used = state.prepare_like(like.prepared[kind], call, config), like
@@ -241,8 +253,11 @@ class CallCache:
     ) -> tuple[Any, Given]:
         """The call prepared for memory of the class of these buffers; ``whole``: with arrays."""
         state, call = self._state, checked.call
+        steady = checked.steady.get((start, end))
+        if steady is not None and state.unchanged(steady.memory):
+            return steady.prepared, steady.given
         extents = (start, checked.input.nbytes), (end, checked.output.nbytes)
-        kind, given = state.memory_class(call, checked.config, *extents, **self._how)
+        kind, given, memory = state.memory_class(call, checked.config, *extents, **self._how)
         prepared = checked.prepared.get(kind)
         if prepared is None:
             view = device_view if state.on_gpu else view_at
@@ -251,6 +266,10 @@ class CallCache:
             )
             with self._adding:
                 self._keep(checked, kind, prepared)
+        if memory is not None:
+            with self._adding:
+                evict(checked.steady, _STEADY)
+                checked.steady[start, end] = Steady(prepared, given, memory)
         return prepared, given
 
     def _keep(
@@ -267,6 +286,7 @@ class CallCache:
                 oldest, place = found
                 oldest.prepared.pop(place, None)
                 oldest.any_class = None
+                oldest.steady.clear()
         self._prepared[checked, kind] = None
         checked.prepared[kind] = prepared
         if prepared.any_class:

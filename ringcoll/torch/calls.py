@@ -81,12 +81,16 @@ class TensorCalls:
     ) -> tuple[Any, Given] | None:
         """A kept call in place on a dense tensor of this device; None for :meth:`find` to check."""
         try:
-            address, kind = tensor.data_ptr(), tensor.dtype
-            key = name, op, root, address & 7, 0, (tensor.numel(), kind), None
-            calls = self._calls
+            address, kind, count = tensor.data_ptr(), tensor.dtype, tensor.numel()
+            key = name, op, root, address & 7, 0, (count, kind), None
+            large = name == "all_reduce" and count * kind.itemsize >= MIN_BYTES
+            calls = self._large if large else self._calls
             checked = calls.checked(key)
+            # One for its memory's class is looked up under the lock, behind posted messages.
+            found = None if checked is None else checked.any_class  # once: it may be evicted
             if (
                 checked is None
+                or found is None
                 or not tensor.is_contiguous()
                 or tensor.is_neg()
                 or (kind.is_complex and tensor.is_conj())
@@ -97,9 +101,6 @@ class TensorCalls:
                 return None
         except RuntimeError:  # a sparse tensor, which has no address
             return None
-        found = checked.any_class  # read once: another thread may evict it
-        if found is None:
-            return None  # its class of memory is looked up under the lock, behind posted messages
         return (found, (address, address, 0, 0)) if checked.alone else calls.find(key, address, 0)
 
     def find_barrier(self, timeout: float | None) -> tuple[Any, Given]:

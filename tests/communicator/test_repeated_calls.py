@@ -188,7 +188,7 @@ def test_only_so_many_preparations_are_kept_where_they_depend_on_addresses():
         on_gpu = False
 
         def memory_class(self, _call, _config, start, end):
-            return (start[0], end[0]), (start[0], end[0], 0, 0)
+            return (start[0], end[0]), (start[0], end[0], 0, 0), None
 
         def prepare(self, _call, _config):
             made.append(Prepared())

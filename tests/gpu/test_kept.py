@@ -74,7 +74,7 @@ class State:
 
     def memory_class(self, _call, _config, input_, output):
         given = input_[0], output[0], 0, 0
-        return (input_[0] in self.reached, output[0] in self.reached), given
+        return (input_[0] in self.reached, output[0] in self.reached), given, None
 
     def prepare(self, call, _config):
         self.prepared.append(call.count)

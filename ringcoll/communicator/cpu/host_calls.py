@@ -88,7 +88,8 @@ class HostCalls(CallCache):
         prepared = state.prepare_like(before, call, config)
         given: Given = start, end, 0, 0, checked.count
         if not prepared.any_class:
-            _, given = state.memory_class(call, config, extent_of(call.send), extent_of(call.recv))
+            extents = extent_of(call.send), extent_of(call.recv)
+            _, given, _ = state.memory_class(call, config, *extents)
         with self._adding:
             self._keep(checked, None, prepared, key)
             evict(self._of_size, CACHED_CALLS)

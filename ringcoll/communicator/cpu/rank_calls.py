@@ -103,11 +103,11 @@ class RankCalls(RankErrors):
 
     def memory_class(
         self, _call: Call, _config: Config, input_: Extent, output: Extent
-    ) -> tuple[Hashable, Given]:
+    ) -> tuple[Hashable, Given, object]:
         """None: rows are bound anew to other arrays; between nodes messages are not."""
         find = self._host.binder.mapped_address
         given = input_[0], output[0], find(*input_), find(*output)
-        return ((given, self.symmetric.changes) if self.fabric.nodes else None), given
+        return ((given, self.symmetric.changes) if self.fabric.nodes else None), given, None
 
     def log_choice(self, text: str) -> None:
         """Log on rank 0 what a new call runs; all ranks choose the same."""

@@ -24,7 +24,7 @@ from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, M
 from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.async_errors import Watchdog
-from ringcoll.executors.cuda.auto_register import MIN_BYTES
+from ringcoll.executors.cuda.auto_register import MIN_BYTES, SteadyMemory
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
@@ -213,31 +213,39 @@ class CudaState(RankState):
         output: Extent,
         *,
         hellos_decide: bool = False,
-    ) -> tuple[Hashable, Given]:
+    ) -> tuple[Hashable, Given, SteadyMemory | None]:
         """What a preparation depends on of the buffers' memory, and what a launch is given.
 
-        Kernels need to know which buffers all ranks reach; copy engines also where they lie, but
-        with a large SCRATCH neither.
+        Both hold for these addresses until :meth:`unchanged` denies it of the third, if there is
+        one. Kernels need to know which buffers all ranks reach; copy engines also where they lie,
+        but with a large SCRATCH neither.
         """
         large = self._number_large(call, config)
         hello = self.cuda.hello(input_, output, registered=False)
         given = input_[0], output[0], *hello
         if config.engine == "copy":
-            return (given, self.symmetric.changes, large), given
+            return (given, self.symmetric.changes, large), given, None
         registry = self.cuda.auto_register
         if large:
             if registry is not None:
                 registry.poll()  # else what smaller calls have mapped would stay mapped
-            return ("large SCRATCH", large), given
+            return ("large SCRATCH", large), given, None
         mapped = mapped_buffers(call, hello)
         if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
             self.usable()  # in a fork all memory looks freed, which the log would tell the peers
             rooted = COLLECTIVES[call.collective].has_root
+            plain, before = hello == (0, 0) and not rooted, self.cuda.changes()
             hello = self.cuda.counted_hello(input_, output, hello, rooted=rooted)
-            return None, (*given[:2], *hello)
+            steady = plain and hello[0] and hello[1]
+            memory = SteadyMemory.of(input_[0], output[0], before) if steady else None
+            return None, (*given[:2], *hello), memory
         if mapped:
             self.cuda.mappings.update()
-        return mapped, given
+        return mapped, given, None
+
+    def unchanged(self, memory: SteadyMemory) -> bool:
+        """Whether the memory of a call's buffers is what it was, as peers reach it."""
+        return self.cuda.unchanged(memory)
 
     def _number_large(self, call: Call, config: Config) -> int:
         """Number a call of this rank, if it is large; which large SCRATCH it has, 0 for none."""

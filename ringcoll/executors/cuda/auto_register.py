@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,6 +77,20 @@ _PATIENCE = 200e-6
 _WHAT = "automatically registered memory"
 
 
+class SteadyMemory(NamedTuple):
+    """Two buffers that all peers map: their allocations, and how often tables had changed."""
+
+    input_: int
+    output: int
+    numbers: tuple[int, int]
+    changes: tuple[int, int]
+
+    @staticmethod
+    def of(input_: int, output: int, changes: tuple[int, int]) -> SteadyMemory:
+        """The memory at these addresses, looked up after so many ``changes``."""
+        return SteadyMemory(input_, output, (number_of(input_), number_of(output)), changes)
+
+
 class AutoRegister:
     """Automatic registrations of one communicator; constructing is collective.
 
@@ -113,6 +127,8 @@ class AutoRegister:
         self._used_slots, self._freed_slots = 0, list[int]()
         self._frees = bytearray(MAX_REGISTRATIONS)  # how often a slot was freed, modulo 256
         self._registered = self._agreed = self._polls = 0
+        self.changes = 0
+        """Of this rank's registrations, and of how many of them all peers map."""
         self._versions, self._seen = [0] * n, [0] * n  # of each peer, as last read
         self._peers = [peer for peer in range(n) if peer != self._rank]
         self._mapped: dict[tuple[int, int], list[Callable[[], None]]] = {}
@@ -195,6 +211,7 @@ class AutoRegister:
         words[self._slots + self._registered % MAX_REGISTRATIONS] = slot
         self._own[whole.number] = self._registered, slot, whole
         self._registered += 1
+        self.changes += 1
         self._memory_fence()
         words[_COUNT] = self._registered
         self._publish()
@@ -265,6 +282,7 @@ class AutoRegister:
             self._publish()
 
     def _mark_freed(self, slot: int) -> None:
+        self.changes += 1
         self._words[self._rank][self._freed + slot] = 1
         self._frees[slot] = (self._frees[slot] + 1) % 256
         self._freed_slots.append(slot)
@@ -276,6 +294,28 @@ class AutoRegister:
             while self._own:
                 self._mark_freed(self._own.popitem()[1][1])
             self._publish()
+
+    def steady(self, memory: SteadyMemory) -> bool:
+        """Whether buffers lie in the same allocations, and no poll is due.
+
+        It counts as a poll, and is False where that would search for freed allocations.
+        """
+        polls = self._polls + 1
+        if polls % _OFTEN == 0 or self._pending():
+            return False
+        self._polls = polls
+        self._captured = self._capturing()  # it also notes a captured call
+        first, second = memory.numbers
+        if number_of(memory.input_) != first:
+            return False
+        return memory.output == memory.input_ or number_of(memory.output) == second
+
+    def _pending(self) -> bool:
+        """Whether a poll has something to do for peers."""
+        for peer in self._peers:
+            if self._words[peer][_VERSION] != self._versions[peer]:
+                return True
+        return bool(self._writing or self._stale)
 
     # -- the peers' memory ----------------------------------------------------------------------
 
@@ -305,6 +345,7 @@ class AutoRegister:
     def _read_log(self, peer: int) -> None:
         """Read a peer's log."""
         words = self._words[peer]
+        self.changes += 1
         self._agreed = min(self._words[other][_MAPPED + self._rank] for other in self._peers)
         freed = (key for key in self._mapped if key[0] == peer and words[self._freed + key[1]])
         self._stale += [key for key in freed if key not in self._stale]

@@ -17,7 +17,7 @@ from ringcoll.cuda.memory import host_mapped
 from ringcoll.errors import Error
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
-from ringcoll.executors.cuda.auto_register import AutoRegister
+from ringcoll.executors.cuda.auto_register import AutoRegister, SteadyMemory
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
 from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -363,6 +363,16 @@ class CudaPreparer:
         if not (first and second):
             registry.count_use(0 if first else input_[0], 0 if second else output[0])
         return first, second
+
+    def changes(self) -> tuple[int, int]:
+        """How often registrations and symmetric memory have changed."""
+        registry = self.auto_register
+        return 0 if registry is None else registry.changes, self.symmetric.changes
+
+    def unchanged(self, memory: SteadyMemory) -> bool:
+        """Whether mapped memory is still the same, and what peers map of it."""
+        registry = self.auto_register
+        return registry is not None and memory.changes == self.changes() and registry.steady(memory)
 
     def launchable_of(
         self, calls: Sequence[CudaCall], texts: Callable[[], Iterable[str]] | None = None
