@@ -1,11 +1,12 @@
-"""The host's time until a call of 256 bytes returns, by what is passed and by its options.
+"""The host's time until a call returns, by what is passed and by its options.
 
 ::
 
     python -m benchmarks.gpu.host_calls [--ranks N] [--one-gpu] [--seconds 45]
         [--commit HASH] [--out FOLDER]
 
-One process a GPU; calls are eager, of float32, and all_reduce is in place. The kinds take turns in
+One process a GPU; calls are eager, of 256 bytes of float32 or of 20 MiB, whose memory is looked up
+by protocol Simple, and all_reduce is in place. The kinds take turns in
 blocks of 100 calls, which the ranks begin together; a figure is the median of the blocks' means,
 and the slowest rank counts. An empty kernel and a slice alone, which call nothing, stand beside.
 Each kind is called once before it is timed, and every element is compared. ``counts not seen`` are
@@ -29,8 +30,8 @@ from benchmarks.gpu.timer import host_us
 
 __all__ = ["Kind", "main", "table"]
 
-COUNT = 64
-"""Elements of a call: 256 bytes."""
+COUNT, LARGE = 64, 5 << 20
+"""Elements of a call, 256 bytes, and of a large one, 20 MiB."""
 VIEWS = 60
 BLOCKS = 7
 SETTLE = 3.0
@@ -49,6 +50,7 @@ class Kind:
         received: is compared after it.
         wanted: numbers of :attr:`received`, or one for all of its elements.
         calls: that together fill :attr:`received`.
+        nbytes: of a call.
 
     """
 
@@ -57,6 +59,7 @@ class Kind:
     received: Any = None
     wanted: Any = 0
     calls: int = 1
+    nbytes: int = 4 * COUNT
 
 
 def kinds(comm: Any) -> dict[str, Kind]:
@@ -75,6 +78,8 @@ def kinds(comm: Any) -> dict[str, Kind]:
     edges = [slice(COUNT * k, COUNT * (k + 1)) for k in range(VIEWS)]
     views, tensors = [large[edge] for edge in edges], [torch_large[edge] for edge in edges]
     whole, inner = slice(0, VIEWS * COUNT), slice(4, COUNT + 4)
+    shared, own = comm.empty(LARGE, "float32"), cupy.zeros(LARGE, "float32")
+    torch_own = torch.zeros(LARGE, device="cuda")
     every = cupy.repeat(cupy.arange(1, n + 1, dtype="float32"), COUNT)
     current, side = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
     empty = cupy.RawKernel('extern "C" __global__ void empty() {}', "empty")
@@ -82,6 +87,9 @@ def kinds(comm: Any) -> dict[str, Kind]:
 
     def reduced(call: Callable[[], object], array: Any, calls: int = 1) -> Kind:
         return Kind(call, array, array, total, calls)
+
+    def long(array: Any, call: Callable[[], object]) -> Kind:
+        return Kind(call, array, array, total, nbytes=4 * LARGE)
 
     def in_views(call: Callable[[], object], array: Any) -> Kind:
         return reduced(call, array, VIEWS)
@@ -123,6 +131,9 @@ def kinds(comm: Any) -> dict[str, Kind]:
             lambda: comm.sendrecv(plain, after, single, before), plain, single, before + 1
         ),
         "barrier": Kind(comm.barrier),
+        "20 MiB, CuPy, symmetric": long(shared, lambda: comm.all_reduce(shared)),
+        "20 MiB, CuPy, plain": long(own, lambda: comm.all_reduce(own)),
+        "20 MiB, torch, plain": long(torch_own, lambda: comm.all_reduce(torch_own)),
     }
 
 
@@ -183,7 +194,7 @@ def work(link: Link, one_gpu: bool = False) -> None:
     time.sleep(SETTLE)
     found = host_us({name: kind.call for name, kind in timed.items()}, settle, blocks=BLOCKS)
     for name, us in found.items():
-        link.send({"name": name, "bytes": 4 * COUNT, "us": us, "wrong": wrong[name]})
+        link.send({"name": name, "bytes": timed[name].nbytes, "us": us, "wrong": wrong[name]})
     us, unequal = counts_not_seen(comm, settle)
     link.send({"name": "counts not seen", "bytes": None, "us": us, "wrong": unequal})
     comm.close()
@@ -196,7 +207,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; the exit status is 1 if a part failed or an element is wrong."""
-    parser = argparse.ArgumentParser(description="The host's time of small calls on GPUs.")
+    parser = argparse.ArgumentParser(description="The host's time of calls on GPUs.")
     run = begin(parser, argv, "host_calls", torch=True, shares=True)
     run.measure("ranks", work, (run.one_gpu,), lambda of: run.report.add(slowest(of, "us")))
     return run.end(table(run.report.rows))
