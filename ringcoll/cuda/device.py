@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +120,23 @@ class on:  # noqa: N801 (a class takes a third of the time of a generator)
     def __exit__(self, *_error: object) -> None:
         if self._before != self._ordinal:
             self._cuda.setDevice(self._before)
+
+
+class _Thread(threading.local):
+    """What is kept of each thread. The default stands in the class, where it is found faster."""
+
+    bound = False
+    """Whether the thread has been bound to a context."""
+
+
+class Current:
+    """Whether a device is the current one of this thread: ``get() == ordinal`` and ``bound``."""
+
+    __slots__ = ("get", "ordinal", "thread")
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal, self.thread = ordinal, _Thread()
+        self.get: Callable[[], int] = runtime().getDevice
 
 
 @contextmanager

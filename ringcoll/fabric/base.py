@@ -246,6 +246,11 @@ class Fabric(ABC):
     def check(self) -> None:
         """Raise if a peer has died or aborted, or if this fabric was closed; very cheap."""
 
+    @property
+    def liveness(self) -> LivenessTimer | None:
+        """What :meth:`check` goes by, which does nothing before its alarm or time; None: more."""
+        return None
+
     def check_failures(self) -> None:
         """Raise if a rank has died or aborted; reads every rank's status."""
         self._require_open()

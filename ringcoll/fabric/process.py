@@ -126,6 +126,15 @@ class ProcessFabric(Fabric):
         if timer.alarm[0] or time.monotonic() >= timer.due:  # saves a call
             timer.tick(self.check_failures)
 
+    @property
+    def liveness(self) -> LivenessTimer:
+        """Once the fabric has ended it is always due."""
+        return self._timer
+
+    def _end(self, state: State) -> None:
+        super()._end(state)
+        self._timer.stop()
+
     def check_failures(self) -> None:
         """Raise if a rank has died or aborted, on another node too where one is waited for."""
         if self.check_beyond is not None:
@@ -169,7 +178,7 @@ class ProcessFabric(Fabric):
         self._forget.detach()
         self.controls, self.processes = (), ()
         self._own = Control(memoryview(bytearray(CONTROL_BYTES)), None)
-        self._timer = LivenessTimer()
+        self._timer.stop()
         self._monitor = ProcessMonitor({})
         self._exchange = Exchange([], 0)
 

@@ -163,12 +163,16 @@ class Launch:
     def __init__(self, gpus: Gpus, function: int, blocks: int, ranks: int, parameter: Parameter):
         self.gpus, self.function, self.text = gpus, function, gpus.texts[function]
         self.blocks, self.ranks, self.parameter = blocks, ranks, parameter
+        self.kernel, self.pointers = weakref.proxy(self), 0
 
     def use_grid(self, blocks: int, _threads: int) -> None:
         self.blocks = blocks
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
         self.parameter.fill(addresses)
+        self.enqueue(stream, self.pointers, 0)
+
+    def enqueue(self, stream: int, _pointers: int, _extra: int) -> None:
         packed = self.parameter.words.tobytes()
         held = ctypes.create_string_buffer(packed, len(packed))
         kernel = library(self.text)

@@ -52,9 +52,11 @@ def texts(monkeypatch) -> Texts:
     found = Texts()
 
     class Launchable:
+        kernel = None
+
         def __init__(self, function, blocks, local, threads, packed, address_words) -> None:
             with found.lock:  # a text is compiled once
-                self.kernel = library(found.all[function])
+                self._library = library(found.all[function])
             self.function = function
             self.local, self.parameter = local, Parameter(packed, address_words)
             self.use_grid(blocks, threads)
@@ -64,7 +66,7 @@ def texts(monkeypatch) -> Texts:
 
         def launch(self, _stream: int, addresses: tuple[int, ...]) -> None:
             self.parameter.fill(addresses)
-            self.kernel.launch(ctypes.c_void_p(self.parameter.address), *self.grid, 1)
+            self._library.launch(ctypes.c_void_p(self.parameter.address), *self.grid, 1)
 
     monkeypatch.setattr(preparing, "Launchable", Launchable)
     return found

@@ -55,6 +55,8 @@ class CudaEngine(Engine):
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
+        self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
+        self._several = False  # whether several are kept, of which the next call lets go
         self._messages: dict[object, _Messages] = {}
         # Across nodes messages are prepared for each address.
         self._recounts = isinstance(state, CudaState)
@@ -111,20 +113,27 @@ class CudaEngine(Engine):
             enqueued = LaunchRequest(found[0], pointer, owner is not None, found[1])
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
+        prepared, addresses = found
+        fast_path = self._fast_path
+        if fast_path is None or self._several or not fast_path.launch(prepared, pointer, addresses):
+            self._run(prepared, pointer, owner, addresses)
+        if not later:
+            return None
         state = self._state
-        with state.lock:
+        event = state.cuda.events.record(pointer)
+        return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
+
+    def _run(self, prepared: Any, stream: int, owner: object, addresses: Given) -> None:
+        """Enqueue a call of this rank alone, and keep the owner of its stream."""
+        with self._state.lock:
             before = self._owners
-            if before.get(pointer) is not owner or len(before) > 1:
-                self._owners = {pointer: owner}
+            if before.get(stream) is not owner or len(before) > 1:
+                self._owners, self._several = {stream: owner}, False
             try:
-                state.run(found[0], pointer, found[1])
+                self._state.run(prepared, stream, addresses)
             except BaseException:
                 self._keep(before)
                 raise
-        if not later:
-            return None
-        event = state.cuda.events.record(pointer)
-        return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
 
     def _prepared(
         self,
@@ -196,6 +205,7 @@ class CudaEngine(Engine):
         last = self._state.cuda.stream_order.stream
         if last in before:
             self._owners.setdefault(last, before[last])
+        self._several = len(self._owners) > 1
 
     def views(self, name: str, /, **buffers: Any) -> list[Any]:
         """The buffers as flat arrays, for the checks."""

@@ -27,6 +27,7 @@ from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.auto_register import MIN_BYTES, SteadyMemory
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.fast_path import FastPath
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.loading import KERNEL_WAIT
 from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
@@ -318,6 +319,11 @@ class CudaState(RankState):
             self.fail(error)
             raise
 
+    def fast_path(self) -> FastPath | None:
+        """What launches kept calls; None where ranks are threads: they are looked at each time."""
+        timer = self.fabric.liveness
+        return None if timer is None else FastPath(self, self.cuda, timer)
+
     def _memory_of(self, array: object, where: str) -> Any:
         ordinal = self.device.ordinal
         return device_array(array, argument="array", where=where, ordinal=ordinal)
@@ -390,8 +396,14 @@ class CudaState(RankState):
         super().abort(reason, error=error)
         self.cuda.give_up()
 
+    def forked(self) -> None:
+        """Mark the state as inherited by a forked process."""
+        super().forked()
+        self.cuda.stream_order.stop()
+
     def leave(self) -> None:
         """Declare that this rank makes no more calls; none of its kernels may still run."""
+        self.cuda.stream_order.stop()
         self._watch.stop()
         super().leave()
 

@@ -119,7 +119,9 @@ def _copies(row: Copy, cuda: Any) -> Enqueue:
 
 
 class CopyLaunch:
-    """A call of the ranks of one device; ``kernel`` runs the blocks that are no lanes."""
+    """A call of the ranks of one device; a kernel may run the blocks that are no lanes."""
+
+    kernel = None
 
     def __init__(
         self,

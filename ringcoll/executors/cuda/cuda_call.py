@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
+from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.params import Addresses, AddressWords, Body
 from ringcoll.executors.cuda.recounted import RecountedCall, Recounter
@@ -32,6 +33,7 @@ class CudaCall:
     addresses: Given  # of the arrays that it was prepared for
     limits: Limits
     launchable: Launching | None = None  # None where ranks share a launch
+    kernel: Launchable | None = None  # once it was launched, if nothing else is ever to be done
     body: Body | None = None  # of the kernel made for it, where that is what is launched
     function: int = 0  # this kernel
     address_words: AddressWords = ()  # of its parameter

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 import struct
-import threading
 from collections.abc import Callable, Sequence
 
 from ringcoll import log
-from ringcoll.cuda.device import Device, on, runtime
+from ringcoll.cuda.device import Current, Device, on
 from ringcoll.cuda.streams import EventPool, waiting_ends_capture
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, LaunchRequest
@@ -34,13 +33,6 @@ from ringcoll.transports.scratch import Transport
 _log = log.logger()
 
 
-class _Thread(threading.local):
-    """What is kept of each thread. The default stands in the class, where it is found faster."""
-
-    bound = False
-    """Whether the thread has been bound to a context."""
-
-
 class CudaExecutor(CudaPreparer):
     """One rank's collectives on GPUs; it owns ``memory``, and constructing it is collective."""
 
@@ -56,9 +48,7 @@ class CudaExecutor(CudaPreparer):
         self.running: AnyCudaCall | None = None
         self.in_order = True  # whether control calls and collectives have one order
         self.events = EventPool(device.ordinal)
-        self._device: Callable[[], int] = runtime().getDevice
-        self._ordinal = device.ordinal
-        self._thread = _Thread()
+        self.current = Current(device.ordinal)
         self._merged: dict[tuple[int, ...], tuple[Sequence[CudaCall], Launching]] = {}
         super().__init__(fabric, device, symmetric, loader, memory, transport, self._launch_all)
         self._records = self.shared_state.record_numbers
@@ -93,20 +83,22 @@ class CudaExecutor(CudaPreparer):
         self.enqueue(launchable, stream, addresses)
         if prepared.large:
             self._count_large(stream)
+        elif prepared.kernel is None:
+            prepared.kernel = launchable.kernel
         self.async_errors.last = prepared
         self.fabric.entered += 1
 
     def enqueue(self, launchable: Launching, stream: int, addresses: tuple[int, ...]) -> None:
         """Enqueue a launch behind all earlier calls, on this rank's device."""
-        order = self.stream_order
+        order, current = self.stream_order, self.current
         if stream != order.settled:
             order.switch_to(stream)
-        if self._device() == self._ordinal and self._thread.bound:
+        if current.get() == current.ordinal and current.thread.bound:
             launchable.launch(stream, addresses)
         else:
-            with on(self._ordinal):
+            with on(current.ordinal):
                 launchable.launch(stream, addresses)
-            self._thread.bound = True
+            current.thread.bound = True
         # Read after the launch: another thread may have begun to mark ends meanwhile, ahead of it.
         if order.marking:
             order.mark(stream)
@@ -231,6 +223,7 @@ class CudaExecutor(CudaPreparer):
 
     def give_up(self, error: BaseException | None = None) -> None:
         """Abort the kernels of this rank and, by an error of the cause, the launches it shares."""
+        self.stream_order.stop()
         if self.report.nbytes and self.report.host:
             struct.pack_into("<I", self.report.host, ABORT, 1)
         known = next((kind for kind in (MismatchError, RankLostError) if type(error) is kind), None)

@@ -186,9 +186,10 @@ class Launchable:
     address_words: InitVar[AddressWords] = ()
     parameter: Parameter = field(init=False, repr=False)
     _kept: Any = field(init=False, repr=False)
-    _pointers: int = field(init=False, repr=False)
+    pointers: int = field(init=False, repr=False)  # the address of that of the parameter
     _call: Any = field(init=False, repr=False)
-    _enqueue: Callable[[int, int, int], object] = field(init=False, repr=False)
+    enqueue: Callable[[int, int, int], object] = field(init=False, repr=False)
+    """Enqueues on a stream of the current device: (stream, pointers, 0)."""
 
     def __post_init__(self, packed: bytes | array[int], address_words: AddressWords) -> None:
         from cupy.cuda import driver
@@ -198,7 +199,12 @@ class Launchable:
         self._bind()
         self.parameter = Parameter(packed, address_words)
         self._kept = _Pointer(self.parameter.address)
-        self._pointers = ctypes.addressof(self._kept)
+        self.pointers = ctypes.addressof(self._kept)
+
+    @property
+    def kernel(self) -> Launchable:
+        """The launch is this kernel alone."""
+        return self
 
     def use_grid(self, blocks: int, threads: int) -> None:
         """Let launches have so many blocks a rank, and threads a block."""
@@ -208,10 +214,10 @@ class Launchable:
 
     def _bind(self) -> None:
         grid = self.blocks, self.locals, 1, self.threads, 1, 1
-        self._enqueue = partial(self._call, self.function, *grid, 0)  # a tuple would be copied
+        self.enqueue = partial(self._call, self.function, *grid, 0)  # a tuple would be copied
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
         """Enqueue on a stream of the current device; the driver copies the parameter at once."""
         if addresses != self.parameter.filled:
             self.parameter.fill(addresses)
-        self._enqueue(stream, self._pointers, 0)
+        self.enqueue(stream, self.pointers, 0)

@@ -28,7 +28,7 @@ from ringcoll.executors.cuda.background import cores
 from ringcoll.executors.cuda.compile import advice
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_body, generic_texts
-from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.params import Body
 from ringcoll.executors.cuda.point_to_point import standard_pairs_text
 from ringcoll.executors.cuda.stream_order import StreamOrder, others_idle
@@ -55,6 +55,10 @@ _PATIENCE, _AGAIN = 0.25, 5.0  # seconds: see GenericLaunch._earlier_ended
 
 class Launching(Protocol):
     """A launch without a stream."""
+
+    @property
+    def kernel(self) -> Launchable | None:
+        """The kernel that is the whole launch from now on; None: there is more to do."""
 
     def launch(self, stream: int, *addresses: Any) -> None:
         """Enqueue on a stream of the current device."""
@@ -289,6 +293,11 @@ class GenericLaunch:
         self._waits, self._next = True, 0.0
         with _lock:
             _pending.add(self)
+
+    @property
+    def kernel(self) -> Launchable | None:
+        """The call's own, once that is loaded."""
+        return None if self._waits else self._launch.kernel
 
     @property
     def waits(self) -> bool:

@@ -70,6 +70,7 @@ class RecountedCall:
     slot: int
     timeout: float
     large: bool = False
+    kernel: None = None  # the words of its parameter are written for each launch
 
     @property
     def launchable(self) -> RecountedCall:

@@ -104,7 +104,8 @@ class StreamOrder:
         self.stream: int | None = None
         self.settled: int | None = None
         """The stream whose next call needs no ordering: the last call's. None while that is
-        unknown, and while calls are captured, marked or checked for capture."""
+        unknown, while calls are captured, marked or checked for capture, and once the rank may make
+        none."""
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
@@ -112,6 +113,7 @@ class StreamOrder:
         self.marking = False
         """Whether :meth:`mark` is to be called behind each call."""
         self._askers: set[str] = set()  # for whom
+        self._stopped = False  # whether the rank may make no more calls
         self._last: Event | None = None  # behind the last call, if that was marked
         self._before: Event | None = None  # the same of the call before one that is being made
         with _lock:
@@ -148,9 +150,9 @@ class StreamOrder:
                 self._end = None
             self.stream, self._eager = stream, not graph
         self.settled = stream if self._eager else None
-        # Read after that assignment: another thread that asks for marks or checks unsettles it
-        # after it has asked.
-        if self.marking or _tracking:
+        # Read after that assignment: another thread that asks for marks or checks, or ends the
+        # rank's calls, unsettles it after it has said so.
+        if self.marking or self._stopped or _tracking:
             self.settled = None
 
     def _graph(self, stream: int) -> int:
@@ -320,6 +322,10 @@ class StreamOrder:
         """Record an event at the end of a stream, behind all calls."""
         with contextlib.suppress(RuntimeError), on(self.ordinal), outside_capture():
             self._last = None if waiting_ends_capture(stream) else Event(self.ordinal, stream)
+
+    def stop(self) -> None:
+        """Let no stream be settled any more: the rank may make no calls."""
+        self._stopped, self.settled = True, None
 
     def forget(self) -> None:
         """Forget all streams and events."""
