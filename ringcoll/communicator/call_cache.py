@@ -128,13 +128,16 @@ class CallCache:
         # signal handler may close the communicator in the middle of that.
         self._adding = threading.RLock()
 
-    def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
+    def find(
+        self, key: Hashable, first: int, second: int, checked: CheckedCall | None = None
+    ) -> tuple[Any, Given] | None:
         """A prepared call, and what its launch on arguments at these addresses is given.
 
         ``key`` says all of the arguments but their addresses, which are 0 where there is no memory;
-        None: such a call has not been checked.
+        None: such a call has not been checked. ``checked``: what :attr:`checked` has of it.
         """
-        checked = self._checked.get(key)
+        if checked is None:
+            checked = self._checked.get(key)
         if second and first:
             distance = second - first
             if checked is None or -checked.nbytes[1] < distance < checked.nbytes[0]:

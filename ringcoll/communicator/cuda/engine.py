@@ -55,6 +55,7 @@ class CudaEngine(Engine):
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
+        self._checked = self.calls.checked
         self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
         self._several = False  # whether several are kept, of which the next call lets go
         self._messages: dict[object, _Messages] = {}
@@ -74,8 +75,9 @@ class CudaEngine(Engine):
         arguments: tuple[Any, ...] = (),
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and enqueue it."""
-        stream, later, key, shape, found = None, False, None, None, None
+        stream, later, key, shape, found, prepared = None, False, None, None, None, None
         options: tuple[object, ...] = ()
+        addresses: Given
         if how:
             stream, later = how.pop("stream", None), how.pop("async_op", False)
             if later is not True and later is not False:
@@ -93,15 +95,22 @@ class CudaEngine(Engine):
             alignment = first & 7 | (second & 7) << 3
             key = name, op, root, root.__class__, sends, receives, alignment, options
             try:
-                found = self.calls.find(key, first, second)
+                checked = self._checked(key)
+                if checked is not None and checked.alone and not second:  # saves a call
+                    # Read once: another thread may evict it.
+                    prepared, addresses = checked.any_class, (first, first, 0, 0)
+                if prepared is None and (checked is not None or second):
+                    found = self.calls.find(key, first, second, checked)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
-            if found is None and key is not None and self._recounts:
+            if prepared is None and found is None and key is not None and self._recounts:
                 shape, *extents = _without_counts(key, first, second)
                 found = self.calls.find_like(key, shape, *extents)
-        if found is None:
-            arguments = arguments or (op, root)
-            found = self._prepared(key, shape, name, check, arguments, sendbuf, recvbuf, how)
+        if prepared is None:
+            if found is None:
+                arguments = arguments or (op, root)
+                found = self._prepared(key, shape, name, check, arguments, sendbuf, recvbuf, how)
+            prepared, addresses = found
         like = sendbuf
         if sendbuf is None and recvbuf is not None:
             library, like = libraries[type(recvbuf)], recvbuf
@@ -110,10 +119,9 @@ class CudaEngine(Engine):
         else:
             pointer, owner = self._stream_of(stream, like, name)
         if owner is None or (open_groups and of_thread.group is not None):
-            enqueued = LaunchRequest(found[0], pointer, owner is not None, found[1])
+            enqueued = LaunchRequest(prepared, pointer, owner is not None, addresses)
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
-        prepared, addresses = found
         fast_path = self._fast_path
         if fast_path is None or self._several or not fast_path.launch(prepared, pointer, addresses):
             self._run(prepared, pointer, owner, addresses)
