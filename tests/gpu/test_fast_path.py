@@ -1,6 +1,7 @@
 """Kept calls on the fast path, and what leaves it: on GPUs of host memory.
 
-Ranks are threads here, whose fabric has no word for the fast path: each is given a timer.
+The ranks of one process are threads, whose fabric has no word for the fast path: each is given a
+timer. A process alone may have the fabric of processes.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ import gc
 import math
 import os
 import threading
+import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.bootstrap.contract import SingleBootstrap
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ClosedError, Error
 from ringcoll.executors.cuda.reports import Report
 from ringcoll.executors.shared_state import RECORDS
+from ringcoll.fabric import opening
 from ringcoll.fabric.poll import LivenessTimer
+from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.thread import ThreadFabric
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
@@ -269,6 +275,65 @@ def test_a_forked_process_makes_no_calls(alone) -> None:
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.fixture
+def process(gpus, slow, monkeypatch):
+    """A rank alone with the fabric of processes, and how to make its call once more."""
+
+    def fabrics(_nranks, timeout):
+        return [process_fabric(SingleBootstrap(), timeout=timeout)]
+
+    monkeypatch.setattr(opening, "thread_fabrics", fabrics)
+    comm = ringcoll.init(device="cuda", timeout=20)
+    kept = np.ones(100, "float32")
+    array = from_pointer(kept.ctypes.data, (100,), "float32", 0)
+
+    def call() -> bool:
+        """Whether it took the fast path."""
+        before = len(slow)
+        comm.all_reduce(array, op="avg")
+        return len(slow) == before
+
+    call()
+    yield comm, call
+    comm.close()
+
+
+def test_a_process_looks_at_its_peers_every_20_ms(process, monkeypatch) -> None:
+    _, call = process
+    now = time.monotonic() + 10
+    monkeypatch.setattr("ringcoll.executors.cuda.fast_path.monotonic", lambda: now)
+    monkeypatch.setattr("ringcoll.fabric.poll.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("ringcoll.fabric.process.time", SimpleNamespace(monotonic=lambda: now))
+    looked, plain = list[float](), ProcessFabric.check_failures
+
+    def check_failures(self):
+        looked.append(now)
+        plain(self)
+
+    monkeypatch.setattr(ProcessFabric, "check_failures", check_failures)
+    fast = [call()]
+    for _ in range(4):
+        now += 0.011
+        fast.append(call())
+    assert fast == [False, True, False, True, False]
+    assert len(looked) == 3
+
+
+def test_an_alarm_of_a_process_is_looked_into_at_each_call(process) -> None:
+    comm, call = process
+    comm._state.fabric.alarm[0] = 1
+    assert [call(), call()] == [False, False]
+
+
+def test_a_process_that_has_exited_makes_no_calls(process) -> None:
+    comm, call = process
+    assert any(call() for _ in range(3))
+    comm._state.fabric.exited()
+    for _ in range(2):
+        with pytest.raises(ClosedError, match="has closed"):
+            call()
 
 
 def test_a_fabric_that_has_ended_is_always_due() -> None:
