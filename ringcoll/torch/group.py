@@ -40,7 +40,12 @@ from ringcoll.torch.presence import Presence
 from ringcoll.torch.tensors import check_writable, single, wrong_device
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
-__all__ = ["ProcessGroupRingcoll"]
+__all__ = ["MAX_SMS", "ProcessGroupRingcoll"]
+
+MAX_SMS = 32
+"""``max_sms`` of a group's calls on GPUs unless an option sets it: training computes meanwhile. A
+step of a GPT by FSDP2 on 2 H200 took 121 ms without a limit, 109 with 32, 114 with 48 and 110 by
+NCCL."""
 
 _LEFT, _LEFT_RANK = "left", "left/{}"  # keys of the store: whether a rank has left, and which
 
@@ -148,6 +153,8 @@ class ProcessGroupRingcoll(Barriers):
         seconds = self._timeout.total_seconds()
         try:
             config, settings = starting(self._config, seconds, device, self._options)
+            if device == "cuda" and config.max_sms is None:
+                config = replace(config, max_sms=MAX_SMS)
             store = PolledStore(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, members.index(self._rank), len(members), patience)
