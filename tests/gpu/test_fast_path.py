@@ -370,3 +370,25 @@ def test_a_call_lets_go_of_the_other_streams_of_a_group(alone) -> None:
         comm.all_reduce(arrays[1], stream=second)
     gc.collect()
     assert gone() is None
+
+
+def test_the_newest_owner_of_a_stream_is_kept(alone):
+    """The one before may be a wrapper that does not keep the stream alive."""
+    comm, _ = alone
+    x = comm.empty(100, "float32")
+
+    def call() -> weakref.ref[Owner]:
+        owner = Owner(7)
+        comm.all_reduce(x, stream=owner)
+        return weakref.ref(owner)
+
+    first, _, last = call(), call(), call()
+    gc.collect()
+    assert first() is None and last() is not None
+
+
+class Owner:
+    """A stream of another library."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle

@@ -192,6 +192,29 @@ def test_memory_is_looked_up_again_only_when_it_has_changed(world, memory, monke
     assert together(world([0, 1]), work) == [([DIRECT] * 3 + [STAGED], 0, 1)] * 2
 
 
+def test_large_calls_are_numbered_each_time(world, memory, monkeypatch):
+    """The ranks agree by their numbers from which call on copy engines run them."""
+    numbered: list[int] = []
+
+    def number(state: Any, *_how: Any) -> int:
+        numbered.append(state.fabric.rank)
+        return 0
+
+    def work(comm):
+        buffer = placed(comm, memory)
+        for seed in range(5):
+            reduced(comm, buffer, seed)
+        comm._state.fabric.allgather(b"", what="mapped")
+        monkeypatch.setattr(CudaState, "_number_large", number)
+        comm._state.fabric.allgather(b"", what="large")
+        comm._engine.forget()
+        for seed in range(4):
+            reduced(comm, buffer, seed)
+        return numbered.count(comm.rank)
+
+    assert together(world([0, 1]), work) == [4] * 2
+
+
 def test_whatever_lies_in_one_allocation_counts_as_the_same_memory(world, memory):
     """Two arrays of one pool block, and an array object made anew for each call."""
 

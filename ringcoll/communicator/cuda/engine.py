@@ -57,7 +57,6 @@ class CudaEngine(Engine):
         self._libraries = Libraries(self._ordinal)
         self._checked = self.calls.checked
         self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
-        self._several = False  # whether several are kept, of which the next call lets go
         self._messages: dict[object, _Messages] = {}
         # Across nodes messages are prepared for each address.
         self._recounts = isinstance(state, CudaState)
@@ -122,8 +121,13 @@ class CudaEngine(Engine):
             enqueued = LaunchRequest(prepared, pointer, owner is not None, addresses)
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
-        fast_path = self._fast_path
-        if fast_path is None or self._several or not fast_path.launch(prepared, pointer, addresses):
+        fast_path, owners = self._fast_path, self._owners
+        if (
+            fast_path is None
+            or owners.get(pointer) is not owner
+            or len(owners) > 1  # of a group's streams, all but one of which the next call lets go
+            or not fast_path.launch(prepared, pointer, addresses)
+        ):
             self._run(prepared, pointer, owner, addresses)
         if not later:
             return None
@@ -136,7 +140,7 @@ class CudaEngine(Engine):
         with self._state.lock:
             before = self._owners
             if before.get(stream) is not owner or len(before) > 1:
-                self._owners, self._several = {stream: owner}, False
+                self._owners = {stream: owner}
             try:
                 self._state.run(prepared, stream, addresses)
             except BaseException:
@@ -213,7 +217,6 @@ class CudaEngine(Engine):
         last = self._state.cuda.stream_order.stream
         if last in before:
             self._owners.setdefault(last, before[last])
-        self._several = len(self._owners) > 1
 
     def views(self, name: str, /, **buffers: Any) -> list[Any]:
         """The buffers as flat arrays, for the checks."""

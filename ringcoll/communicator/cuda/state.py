@@ -221,7 +221,8 @@ class CudaState(RankState):
         one. Kernels need to know which buffers all ranks reach; copy engines also where they lie,
         but with a large SCRATCH neither.
         """
-        large = self._number_large(call, config)
+        numbered = self._number_large(call, config)
+        large = numbered or 0
         hello = self.cuda.hello(input_, output, registered=False)
         given = input_[0], output[0], *hello
         if config.engine == "copy":
@@ -237,7 +238,7 @@ class CudaState(RankState):
             rooted = COLLECTIVES[call.collective].has_root
             plain, before = hello == (0, 0) and not rooted, self.cuda.changes()
             hello = self.cuda.counted_hello(input_, output, hello, rooted=rooted)
-            steady = plain and hello[0] and hello[1]
+            steady = plain and hello[0] and hello[1] and numbered is None  # else each has one
             memory = SteadyMemory.of(input_[0], output[0], before) if steady else None
             return None, (*given[:2], *hello), memory
         if mapped:
@@ -248,15 +249,15 @@ class CudaState(RankState):
         """Whether the memory of a call's buffers is what it was, as peers reach it."""
         return self.cuda.unchanged(memory)
 
-    def _number_large(self, call: Call, config: Config) -> int:
-        """Number a call of this rank, if it is large; which large SCRATCH it has, 0 for none."""
+    def _number_large(self, call: Call, config: Config) -> int | None:
+        """Number a call of this rank; which large SCRATCH it has, 0 for none, None: not large."""
         scratch = self.cuda.copy_scratch
         if scratch is None or call.nbytes < LEAST_LARGE:
-            return 0
+            return None
         self.usable()  # a closed or forked rank allocates nothing, and publishes no number
         limits, group = _limits(call, config, self), current()
         if not is_large(with_options(call, config), self.cuda.machine, limits):
-            return 0
+            return None
         collected = () if group is None else group.items
         before = sum(
             state is self and isinstance(item, LaunchRequest) and item.prepared.large
@@ -393,6 +394,7 @@ class CudaState(RankState):
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Abort the communicator, and stop the kernels of this rank that wait."""
+        self.cuda.stream_order.stop()
         super().abort(reason, error=error)
         self.cuda.give_up()
 
