@@ -39,7 +39,8 @@ class Config:
         channels: how many rings or trees work in parallel.
         slices: into how many slices a chunk is cut for pipelining.
         max_sms: how many thread blocks of a GPU a rank's call may occupy, the same on all ranks;
-            each lane of an algorithm, each send and each receive has one even beyond that.
+            each lane of an algorithm, each send and each receive has one even beyond that. As many
+            as the GPU has multiprocessors are no limit.
         timeout: seconds that a wait may take; ``math.inf`` waits for ever.
         deterministic: a result depends on the contributions alone, as a left fold in rank order.
         accumulate: "wide" keeps partial results in the accumulator's type and rounds once,

@@ -80,7 +80,10 @@ struct Move {
     static constexpr u32 LANES = 16 / (WIDE ? sizeof(Acc) : sizeof(Raw));
     // How often a thread loads before it stores. 2 H200, 256 MiB, 4 and 8 times, in us: all_reduce
     // by 32 blocks 881 and 829, without a limit 763 and 762; reduce_scatter by 32 695 and 553;
-    // all_gather by 16 601 and 402; broadcast by 24 919 and 741.
+    // all_gather by 16 601 and 402; broadcast by 24 919 and 741. What is left behind the last eight
+    // is loaded one by one: all_reduce of 25 MiB by 32 blocks 95 and 99, without a limit 88 and 89.
+    // More sources, 4 GPUs, once and twice: all_reduce of 512 MiB by 32 blocks 2672 and 2577,
+    // without a limit 2382 and 2376.
     static constexpr u32 UNROLL = WIDE ? (SRCS == 1 ? 8 : SRCS <= 2 ? 4 : 2) : SRCS <= 2 ? 8 : 2;
 
     RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }

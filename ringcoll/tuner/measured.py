@@ -55,7 +55,6 @@ PUSHES = Source(
     "2 and 4 NVIDIA H100 80GB HBM3 and 2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_pushes.json"
 )
 FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
-REDUCE = Source("4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_reduce_4.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
 ASSUMED = Source("assumed, not measured", "2026-11-21")
 
@@ -115,20 +114,24 @@ FEW_BLOCKS = Measured(
     FEW,
     "all_reduce of mapped buffers by at most 32 blocks, by two_shot_fused, two_shot, one_shot and "
     "all_pairs_fused, in µs: 25 MiB 99, 100, 106 and 102, 64 MiB 223, 243, 248 and 253, 256 MiB "
-    "829, 925, 944 and 977 (NCCL 890); by at most 48 by two_shot and all_pairs_fused 803 and 907. "
-    "On 4 GPUs by at most 32 by two_shot_fused and two_shot 64 MiB 330 and 351, 512 MiB 2577 and "
-    "2667",
+    "829, 925, 944 and 977; by at most 48 by two_shot and all_pairs_fused 803 and 907, by "
+    "two_shot_fused not timed. On 4 GPUs by at most 32 by two_shot_fused and two_shot 64 MiB 330 "
+    "and 351, 512 MiB 2577 and 2667",
 )
 """CUDA blocks a rank up to which FEW_LL128_BYTES and FEW_ALGORITHMS hold."""
 
 FEW_LL128_BYTES = Measured(
-    2 << 20,
+    4 << 20,
     FEW,
-    "all_reduce by at most 32 blocks, by LL128 and by two_shot_fused of Simple, in µs: 1 MiB 10.6 "
-    "and 14.3, 4 MiB 32.9 and 23.2, 8 MiB 61.5 and 36.6; all_gather by LL128 16 MiB 59.6, by "
-    "Simple 32 MiB 61.5",
+    "2 GPUs, mapped buffers, by at most 32 blocks, in µs: all_reduce by LL128 and by "
+    "two_shot_fused of Simple 1 MiB 10.6 and 14.3, 4 MiB 32.9 and 23.2, 8 MiB 61.5 and 36.6; by "
+    "LL128 8 MiB and by Simple 32 MiB all_gather 30.3 and 61.5, reduce_scatter 32.9 and 79.3, "
+    "broadcast 34.5 and 102.6, reduce 41.9 and 121.3",
+    {"all_reduce": 2 << 20},
 )
-"""Bytes up to which LL128 is chosen for few blocks, whose threads it takes for longer."""
+"""Bytes up to which LL128 is chosen for few blocks, whose threads it takes for longer. Where not
+both were timed at one size, a quarter of Simple's time at 32 MiB and some µs are less than LL128's
+at 8."""
 
 DIRECT_BYTES = {
     "LL": Measured(
@@ -143,16 +146,6 @@ DIRECT_BYTES = {
     ),
 }
 """By protocol: bytes up to which the root sends to or receives from all itself."""
-
-CHAIN_BYTES = Measured(
-    3 << 20,
-    REDUCE,
-    "4 GPUs, reduce of bfloat16 with accumulate='dtype' by LL128, by chain and by "
-    "scatter_gather_push, in µs: 1 MiB 7.04 and 7.02, 2 MiB 10.5 and 10.2, 4 MiB 16.8 and 22.7, 8 "
-    "MiB 29.5 and 41.3 (NCCL 37.2)",
-)
-"""Bytes from which a reduce by LL128 runs along a chain, if a sum takes no more bytes than a
-contribution: along a chain all that a rank sends are sums."""
 
 HOP = Measured(1.8e-6, SWITCH, "all_reduce in two hops took 1.8 µs more than in one")
 """Seconds of one more hop between GPUs. The size from which rings are faster depends on it."""

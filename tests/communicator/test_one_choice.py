@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from typing import Any
 
@@ -24,7 +25,10 @@ from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.tuner import measured
+from ringcoll.tuner.table import parse
 from tests.communicator.known import known
+from tests.communicator.test_tuning_table import content, timed
+from tests.communicator.test_tuning_table import entry as measured_for
 
 NAMES = [name for name in COLLECTIVES if name != "send"]
 SIZES = (96, 24 << 10, 96 << 10, 3 << 20)
@@ -206,11 +210,21 @@ def test_every_record_of_the_table_is_kept_and_of_that_machine(record_of):
 
 @pytest.fixture
 def record_of():
-    import json
     from pathlib import Path
 
     folder = Path(__file__).parents[2] / "benchmarks" / "results"
     return lambda name: json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("max_sms", "decides"), [(None, True), (132, True), (131, False)])
+def test_a_table_decides_where_blocks_are_not_limited(max_sms, decides):
+    """The GPU has 132 multiprocessors."""
+    best = timed("ring", 1e-4, protocol="Simple", engine="sm", slices=2)
+    table = parse(json.dumps(content(ranks=2, entries=[measured_for(64 << 20, best)])))
+    state = gpu_state(2, Config(max_sms=max_sms), Topology(reason="a fake"))
+    state.use_table(table)
+    found = state.choice(call_of("all_reduce", 64 << 20, 2), state.config, frozenset())
+    assert (found.algorithm == "ring") == decides
 
 
 def test_a_threshold_divides_the_calls(monkeypatch):

@@ -80,7 +80,7 @@ def test_kernels_are_compiled_ahead_for_sizes_of_every_protocol(name):
 def test_a_wheel_carries_what_runs_on_registered_memory(nranks):
     kept = {*standard.standard_sources((nranks,))}
     for name in (name for name in NAMES if name not in ("barrier", *SCANS)):
-        for nbytes in (24 << 20, 512 << 20):
+        for nbytes in (3 << 20, 5 << 20, 12 << 20, 24 << 20, 512 << 20):
             call = standard.call_of(nranks, name, "float32", nbytes)
             for blocks in (None, 32):  # of an init and of a group of torch.distributed
                 limits = Limits(hellos_decide=True, blocks=blocks)
@@ -88,23 +88,11 @@ def test_a_wheel_carries_what_runs_on_registered_memory(nranks):
                 assert {*texts} <= kept, (name, nbytes, blocks)
 
 
-@pytest.mark.parametrize(("blocks", "most"), [(None, "LL128"), (48, "Simple"), (32, "Simple")])
-def test_lines_end_earlier_for_few_blocks(blocks, most):
-    found = [choice("all_reduce", 1 << k, blocks=blocks).launch.protocol for k in (20, 21, 22)]
-    assert found == ["LL128", "LL128", most]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "options", "wanted"),
-    [
-        ("float32", {}, "chain"),
-        ("bfloat16", {}, "scatter_gather_push"),  # whose sums are wider
-        ("float32", {"deterministic": True}, "scatter_gather_push"),
-    ],
-)
-def test_a_long_reduce_by_lines_runs_along_a_chain(dtype, options, wanted):
-    assert choice("reduce", 4 << 20, dtype=dtype, **options).algorithm == wanted
-    assert choice("reduce", 2 << 20, dtype=dtype, **options).algorithm == "scatter_gather_push"
+@pytest.mark.parametrize(("name", "last"), [("all_reduce", 21), ("all_gather", 22)])
+@pytest.mark.parametrize(("blocks", "beyond"), [(49, "LL128"), (48, "Simple"), (32, "Simple")])
+def test_lines_end_earlier_for_few_blocks(name, last, blocks, beyond):
+    found = [choice(name, 1 << k, blocks=blocks).launch.protocol for k in (last, last + 1)]
+    assert found == ["LL128", beyond]
 
 
 def test_wide_lines_want_nvlink():

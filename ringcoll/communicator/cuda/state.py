@@ -450,7 +450,10 @@ def _limits(call: Call, config: Config, state: CudaState) -> Limits:
             f"{where} needs a process for each GPU: with several in one their copies have been "
             f"seen to wait for each other; use mpiexec, or leave engine out"
         )
-    return limits_of(call, config, state.config)
+    limits = limits_of(call, config, state.config)
+    if limits.blocks is not None and limits.blocks >= state.cuda.machine.blocks:
+        return replace(limits, blocks=None)  # no limit: a table may decide
+    return limits
 
 
 def _registers(call: Call, config: Config, state: CudaState, mapped: frozenset[Buffer]) -> bool:

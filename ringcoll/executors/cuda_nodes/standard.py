@@ -8,6 +8,7 @@ elements alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from ringcoll.arguments.calls import Call
@@ -37,12 +38,13 @@ _COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 """Collectives and the element types that they are compiled for; reductions are sums."""
 _SIMPLE = 32 << 20, 64 << 20, 512 << 20
 """Bytes of calls by Simple: of all_reduce and broadcast by each of their algorithms."""
+_FEW = 3 << 20, 6 << 20, 16 << 20
+"""Bytes of calls by Simple with few blocks, whose LL128 ends earlier."""
 _BYTES = (*(size for by in PROTOCOL_SIZES.values() for size in by.samples), *_SIMPLE)
 _NO_LIMITS = Limits()
 _TWO_PROGRAMS = (
     (1 << 20, Limits(protocol="Simple", hellos_decide=True)),  # of one slice if staged
     *((nbytes, Limits(hellos_decide=True)) for nbytes in _SIMPLE),
-    *((nbytes, Limits(hellos_decide=True, blocks=FEW_BLOCKS.value)) for nbytes in _SIMPLE),
 )
 """Bytes and options of calls whose buffers are registered automatically."""
 
@@ -82,8 +84,13 @@ def _texts(ranks: Sequence[int]) -> Iterator[str]:
                 yield from texts_of(call, nranks, Limits(mapped=shared))
                 if name == "all_reduce":
                     yield from texts_of(call, nranks, nvlink=False)
-                    few = Limits(mapped=shared, blocks=FEW_BLOCKS.value)
-                    yield from texts_of(call, nranks, few)
+            few = Limits(blocks=FEW_BLOCKS.value)
+            ways = [few, replace(few, mapped=shared)]
+            if not kind.prefix:
+                ways.append(replace(few, hellos_decide=True))
+            for nbytes, limits in product((*_FEW, *_SIMPLE), ways):
+                call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
+                yield from texts_of(call, nranks, limits)
             if not kind.prefix:
                 for nbytes, limits in _TWO_PROGRAMS:
                     call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
