@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.executors.cuda import auto_register
 from tests.gpu.ranks import close, program_of, together
 from tests.gpu.test_auto_register import memory, of, place
@@ -163,56 +162,6 @@ def test_calls_with_a_count_for_each_rank(world, memory, name, empty):
 
     wanted = [STAGED] * 4 if empty else LATER
     assert together(world([0, 1, 2]), work) == [wanted] * 3
-
-
-def test_memory_is_looked_up_again_only_when_it_has_changed(world, memory, monkeypatch):
-    """Another allocation at the same address is other memory."""
-    monkeypatch.setattr(auto_register, "_OFTEN", 1 << 30)
-    lookups: list[int] = []
-    look = CudaState.memory_class
-
-    def noting(state: Any, *how: Any, **more: Any) -> Any:
-        lookups.append(state.fabric.rank)
-        return look(state, *how, **more)
-
-    def work(comm):
-        buffer = placed(comm, memory)
-        for seed in range(8):
-            reduced(comm, buffer, seed)
-        comm._state.fabric.allgather(b"", what="mapped")
-        monkeypatch.setattr(CudaState, "memory_class", noting)
-        comm._state.fabric.allgather(b"", what="noted")
-        found = [reduced(comm, buffer, 8 + seed) for seed in range(3)]
-        before = lookups.count(comm.rank)
-        memory.free(buffer)
-        memory.made(buffer)
-        found.append(reduced(comm, buffer, 20))
-        return found, before, lookups.count(comm.rank)
-
-    assert together(world([0, 1]), work) == [([DIRECT] * 3 + [STAGED], 0, 1)] * 2
-
-
-def test_large_calls_are_numbered_each_time(world, memory, monkeypatch):
-    """The ranks agree by their numbers from which call on copy engines run them."""
-    numbered: list[int] = []
-
-    def number(state: Any, *_how: Any) -> int:
-        numbered.append(state.fabric.rank)
-        return 0
-
-    def work(comm):
-        buffer = placed(comm, memory)
-        for seed in range(5):
-            reduced(comm, buffer, seed)
-        comm._state.fabric.allgather(b"", what="mapped")
-        monkeypatch.setattr(CudaState, "_number_large", number)
-        comm._state.fabric.allgather(b"", what="large")
-        comm._engine.forget()
-        for seed in range(4):
-            reduced(comm, buffer, seed)
-        return numbered.count(comm.rank)
-
-    assert together(world([0, 1]), work) == [4] * 2
 
 
 def test_whatever_lies_in_one_allocation_counts_as_the_same_memory(world, memory):

@@ -1,0 +1,66 @@
+"""Mapped memory that calls use again: when it is looked up, and what is numbered all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringcoll.communicator.cuda.state import CudaState
+from ringcoll.executors.cuda import auto_register
+from tests.gpu.ranks import together
+from tests.gpu.test_auto_register import memory
+from tests.gpu.test_used_again import DIRECT, STAGED, placed, reduced, world
+from tests.kernels.stand_in import needs_compiler
+
+__all__ = ["memory", "world"]
+
+pytestmark = needs_compiler
+
+
+def test_memory_is_looked_up_again_only_when_it_has_changed(world, memory, monkeypatch):
+    """Another allocation at the same address is other memory."""
+    monkeypatch.setattr(auto_register, "_OFTEN", 1 << 30)
+    lookups: list[int] = []
+    look = CudaState.memory_class
+
+    def noting(state: Any, *how: Any, **more: Any) -> Any:
+        lookups.append(state.fabric.rank)
+        return look(state, *how, **more)
+
+    def work(comm):
+        buffer = placed(comm, memory)
+        for seed in range(8):
+            reduced(comm, buffer, seed)
+        comm._state.fabric.allgather(b"", what="mapped")
+        monkeypatch.setattr(CudaState, "memory_class", noting)
+        comm._state.fabric.allgather(b"", what="noted")
+        found = [reduced(comm, buffer, 8 + seed) for seed in range(3)]
+        before = lookups.count(comm.rank)
+        memory.free(buffer)
+        memory.made(buffer)
+        found.append(reduced(comm, buffer, 20))
+        return found, before, lookups.count(comm.rank)
+
+    assert together(world([0, 1]), work) == [([DIRECT] * 3 + [STAGED], 0, 1)] * 2
+
+
+def test_large_calls_are_numbered_each_time(world, memory, monkeypatch):
+    """The ranks agree by their numbers from which call on copy engines run them."""
+    numbered: list[int] = []
+
+    def number(state: Any, *_how: Any) -> int:
+        numbered.append(state.fabric.rank)
+        return 0
+
+    def work(comm):
+        buffer = placed(comm, memory)
+        for seed in range(5):
+            reduced(comm, buffer, seed)
+        comm._state.fabric.allgather(b"", what="mapped")
+        monkeypatch.setattr(CudaState, "_number_large", number)
+        comm._state.fabric.allgather(b"", what="large")
+        comm._engine.forget()
+        for seed in range(4):
+            reduced(comm, buffer, seed)
+        return numbered.count(comm.rank)
+
+    assert together(world([0, 1]), work) == [4] * 2
