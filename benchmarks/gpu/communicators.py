@@ -102,8 +102,8 @@ def work(link: Link, folder: str, opposite: bool, settle: float, numbers: Sequen
             for comm in comms:
                 comm.synchronize()
             figures = {"first_ms": first * 1e3}
-            for name, turned in (("one_us", False), ("opposite_us", True)):
-                figures[name] = statistics.median(seconds[turned]) / number * 1e6
+            for figure, turned in (("one_us", False), ("opposite_us", True)):
+                figures[figure] = statistics.median(seconds[turned]) / number * 1e6
             link.send({"communicators": number, "count": count, **figures})
         for comm in comms:
             comm.close()

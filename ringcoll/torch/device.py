@@ -45,7 +45,8 @@ class Device:
         self.comm, self.ordinal, self._failed = comm, ordinal, failed
         state: Any = comm._state
         self._state = state
-        self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
+        fast_path = state.fast_path() if isinstance(state, CudaState) else None
+        self._run_kept = state.run if fast_path is None else fast_path.run
         self._calls = TensorCalls(comm)
         self.find_kept = self._calls.find_kept
         self._where = torch.device("cuda", ordinal)
@@ -71,10 +72,9 @@ class Device:
     def _enqueue(self, found: tuple[Any, Given]) -> None:
         """Enqueue a call on the current stream, on the tensors at these addresses."""
         call, given = found
-        stream, fast_path = self.current(), self._fast_path
+        stream = self.current()
         if stream in self._streams.own or self._streams.current()[1] is not None:
-            if fast_path is None or not fast_path.launch(call, stream, given):
-                self._state.run(call, stream, given)
+            self._run_kept(call, stream, given)
         else:
             self._state.run(LaunchRequest(call, stream, owned=False, addresses=given))
 
@@ -142,7 +142,7 @@ class Device:
             raise wrong_device(tensor, self._where)
         if self.batch.posts:
             self.batch.flush()
-        side, state, fast_path = self.async_stream, self._state, self._fast_path
+        side, state = self.async_stream, self._state
         if not side.is_here():
             with side.device_guard():
                 return self.in_place_async(name, tensor, op, root, kept)
@@ -151,8 +151,7 @@ class Device:
                 current = self.current()
                 side.wait_stream(current)
                 call, given = kept or self._calls.find(name, tensor, None, op, root)
-                if fast_path is None or not fast_path.launch(call, side.handle, given):
-                    state.run(call, side.handle, given)
+                self._run_kept(call, side.handle, given)
                 event = side.record_event()
         except BaseException as error:
             tensor.record_stream(side.stream)  # an interrupt may have come behind the launch

@@ -248,8 +248,8 @@ FEW_ALGORITHMS = Measured(
     FEW_BLOCKS.figures,
     {"all_reduce": ("all_pairs", "two_shot_fused")},
 )
-"""Algorithms for few blocks, of plain buffers and of mapped ones: those of one lane, since of few
-blocks half would often wait for the others."""
+"""Algorithms for few blocks of mapped buffers, plain ones have those for any number: of one lane,
+since of few blocks half would often wait for the others."""
 
 COPY_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,

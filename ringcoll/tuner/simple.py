@@ -181,7 +181,8 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
 
 def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple[str, str]]:
     """The figures from which the default follows: those for few blocks, two ranks, or any."""
-    if machine.most(limits) <= FEW_BLOCKS.value and call.collective in FEW_ALGORITHMS.by:
+    few = machine.most(limits) <= FEW_BLOCKS.value
+    if few and limits.mapped and call.collective in FEW_ALGORITHMS.by:
         return FEW_ALGORITHMS
     if machine.nranks != 2:
         return SIMPLE_ALGORITHMS

@@ -104,6 +104,17 @@ def test_a_call_that_was_launched_takes_the_fast_path(alone) -> None:
     assert call()
 
 
+def test_what_the_fast_path_leaves_the_slow_path_runs(alone, slow, gpus) -> None:
+    comm, _ = alone
+    path, prepared = comm._state.fast_path(), comm._state.cuda.async_errors.last
+    settled, before = comm._state.cuda.stream_order.settled, len(gpus.launches)
+    slow.clear()
+    for stream in (settled, settled + 1, settled + 1):
+        path.run(prepared, stream, prepared.addresses)
+    assert slow == [settled + 1], "the first on another stream"
+    assert len(gpus.launches) == before + 3
+
+
 def test_ranks_reduce_what_their_arrays_hold_at_each_call(gpus, timers, slow) -> None:
     comms = ringcoll.init_all([0, 1], device="cuda", timeout=20)
     kept = [np.zeros((8, 100), "float32") for _ in comms]

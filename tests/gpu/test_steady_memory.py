@@ -16,6 +16,15 @@ __all__ = ["memory", "world"]
 pytestmark = needs_compiler
 
 
+def mapped(comm: Any, memory: Any) -> Any:
+    """A buffer that all ranks have used and mapped."""
+    buffer = placed(comm, memory)
+    for seed in range(8):
+        reduced(comm, buffer, seed)
+    comm._state.fabric.allgather(b"", what="mapped")
+    return buffer
+
+
 def test_memory_is_looked_up_again_only_when_it_has_changed(world, memory, monkeypatch):
     """Another allocation at the same address is other memory."""
     monkeypatch.setattr(auto_register, "_OFTEN", 1 << 30)
@@ -27,10 +36,7 @@ def test_memory_is_looked_up_again_only_when_it_has_changed(world, memory, monke
         return look(state, *how, **more)
 
     def work(comm):
-        buffer = placed(comm, memory)
-        for seed in range(8):
-            reduced(comm, buffer, seed)
-        comm._state.fabric.allgather(b"", what="mapped")
+        buffer = mapped(comm, memory)
         monkeypatch.setattr(CudaState, "memory_class", noting)
         comm._state.fabric.allgather(b"", what="noted")
         found = [reduced(comm, buffer, 8 + seed) for seed in range(3)]
@@ -52,10 +58,7 @@ def test_large_calls_are_numbered_each_time(world, memory, monkeypatch):
         return 0
 
     def work(comm):
-        buffer = placed(comm, memory)
-        for seed in range(5):
-            reduced(comm, buffer, seed)
-        comm._state.fabric.allgather(b"", what="mapped")
+        buffer = mapped(comm, memory)
         monkeypatch.setattr(CudaState, "_number_large", number)
         comm._state.fabric.allgather(b"", what="large")
         comm._engine.forget()

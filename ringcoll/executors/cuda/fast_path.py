@@ -28,6 +28,9 @@ class Rank(Protocol):
     def fail(self, error: BaseException) -> None:
         """Record that a launch failed."""
 
+    def run(self, prepared: Any, stream: int, addresses: Given) -> None:
+        """Enqueue any call: the slow path."""
+
 
 class FastPath:
     """Launches calls of one rank for which the slow path would do no more than this."""
@@ -49,6 +52,11 @@ class FastPath:
         self._current, self._errors = executor.current, executor.async_errors
         self._report = executor.report.host
         self._records = executor.shared_state.record_numbers
+
+    def run(self, prepared: AnyCudaCall, stream: int, addresses: Given) -> None:
+        """Enqueue a call of this rank alone, on the slow path if that has more to do."""
+        if not self.launch(prepared, stream, addresses):
+            self._rank.run(prepared, stream, addresses)
 
     def launch(self, prepared: AnyCudaCall, stream: int, addresses: Given) -> bool:
         """Enqueue a call; False where nothing was done, since the slow path would do more."""
