@@ -45,8 +45,7 @@ class Device:
         self.comm, self.ordinal, self._failed = comm, ordinal, failed
         state: Any = comm._state
         self._state = state
-        fast_path = state.fast_path() if isinstance(state, CudaState) else None
-        self._run_kept = state.run if fast_path is None else fast_path.run
+        self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
         self._calls = TensorCalls(comm)
         self.find_kept = self._calls.find_kept
         self._where = torch.device("cuda", ordinal)
@@ -68,6 +67,11 @@ class Device:
     ) -> None:
         """One collective on dense tensors, on the current stream."""
         self._enqueue(self._calls.find(name, send, recv, op, root))
+
+    def _run_kept(self, call: Any, stream: int, given: Given) -> None:
+        """Enqueue a call on a stream that lives until the next one."""
+        launcher = self._state if self._fast_path is None else self._fast_path
+        launcher.run(call, stream, given)
 
     def _enqueue(self, found: tuple[Any, Given]) -> None:
         """Enqueue a call on the current stream, on the tensors at these addresses."""
