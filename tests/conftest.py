@@ -71,6 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # doubles the work of its start. Shells set this, and workers inherit it.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Without a buffer print writes a line and its end apart, and ranks share a pipe: the line of
+    # one came between another's and its end.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     _share_stand_ins(config)
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresByName(config), "failures-by-name")
