@@ -9,8 +9,9 @@ One process a GPU, 256 KiB of float32. ``call`` is the time until a group's all_
 work, ``future`` until the work has made its future. Between the calls the host does nothing
 (``warm``), or runs a backward pass of a transformer layer, or writes 64 MiB, which leave its caches
 cold. A Python group that does not communicate is the least that torch costs any Python group;
-torch's own backend is called by itself and through its group. Figures are medians, ``_p5`` the 5th
-percentile; the slowest rank counts. Every element of an all_reduce before
+torch's own backend is called by itself and through its group. Where ``python -m
+ringcoll.torch.bridge`` has compiled it, both Python groups are timed by the bridge too. Figures are
+medians, ``_p5`` the 5th percentile; the slowest rank counts. Every element of an all_reduce before
 each of the measurements is compared.
 """
 
@@ -32,15 +33,18 @@ __all__ = ["main", "table", "work"]
 COUNT = 64 << 10
 """Elements of a bucket."""
 IDLE = "Python, no communication"
+BRIDGED = "{}, bridge"
 FIGURES = ("call_us", "call_us_p5", "future_us", "future_us_p5")
 Ways = tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]
 """The all_reduce of a list of tensors, and the future of its work."""
 
 
-def group_without_communication(rank: int, nranks: int) -> Any:
+def group_without_communication(rank: int, nranks: int, where: Any, *, bridged: bool) -> Any:
     """A group of Python whose all_reduce leaves the tensor as it is."""
     import torch
     import torch.distributed as dist
+
+    from ringcoll.torch import bridge
 
     class Done(dist.Work):  # type: ignore[misc]
         """Work that has ended."""
@@ -63,11 +67,20 @@ def group_without_communication(rank: int, nranks: int) -> Any:
     class Idle(dist.ProcessGroup):  # type: ignore[misc]
         """The group."""
 
+        def __init__(self) -> None:
+            if not bridged:
+                super().__init__(rank, nranks)
+                return
+            bridge.start(self, rank, nranks)
+            self.started = lambda _tensor: True
+            side = torch.cuda.Stream(where) if where.type == "cuda" else None
+            bridge.take(self, self.started, where, side)
+
         def allreduce(self, tensors: Any, options: Any) -> Any:
             """Nothing."""
             return Done(tensors[0])
 
-    return Idle(rank, nranks)
+    return Idle()
 
 
 def times(
@@ -107,6 +120,7 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
     import torch.distributed as dist
     from torch.distributed import AllreduceOptions
 
+    from ringcoll.torch import bridge
     from ringcoll.torch_entry import register
 
     register()
@@ -128,16 +142,23 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
         return partial(dist.ProcessGroup.allreduce, group), dist.Work.get_future
 
     backend = dist.group.WORLD._get_backend(torch.device(device))
-    idle, ours = group_without_communication(rank, n), dist.new_group(backend="ringcoll")
+    bucket = torch.zeros(COUNT, device=where)
+    options = AllreduceOptions()
+    options.asyncOp = True
+    ours = dist.new_group(backend="ringcoll")
+    ours.allreduce([bucket], options).wait()
+    bridge.leave(ours)
     groups: dict[str, Ways] = {
-        IDLE: of_group(idle),
+        IDLE: of_group(group_without_communication(rank, n, where, bridged=False)),
         f"{peer}, backend alone": (backend.allreduce, lambda work: work.get_future()),
         f"{peer}, group": of_group(dist.group.WORLD),
         "ringcoll, group": of_group(ours),
     }
-    bucket = torch.zeros(COUNT, device=where)
-    options = AllreduceOptions()
-    options.asyncOp = True
+    if bridge.compiled() is not None:
+        idle = group_without_communication(rank, n, where, bridged=True)
+        groups[BRIDGED.format(IDLE)] = of_group(idle)
+        if device == "cuda":
+            groups[BRIDGED.format("ringcoll")] = of_group(dist.new_group(backend="ringcoll"))
     layer = torch.nn.TransformerEncoderLayer(256, 4, batch_first=True).to(where)
     x = torch.randn(2, 64, 256, device=where)
     large = torch.zeros(64 << 20, dtype=torch.uint8)
@@ -147,7 +168,7 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
         "after 64 MiB were written": lambda: large.add_(1),
     }
     for name, ways in groups.items():
-        wanted = rank + 1 if ways is groups[IDLE] else n * (n + 1) // 2
+        wanted = rank + 1 if name.startswith(IDLE) else n * (n + 1) // 2
         for state, each in between.items():
             bucket.fill_(rank + 1)
             ways[0]([bucket], options).wait()
@@ -165,7 +186,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         cells = (f"{row[f]:9.1f} ({row[f'{f}_p5']:6.1f})" for f in ("call_us", "future_us"))
         call, future = cells
-        lines.append(f"{row['name']:<26}{row['state']:<27}call{call} us  future{future} us")
+        lines.append(f"{row['name']:<34}{row['state']:<27}call{call} us  future{future} us")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
+from ringcoll.torch import bridge
 from ringcoll.torch.tensors import check_writable, single
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
@@ -26,6 +27,9 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
     _name: str
     _desc: str
     _store: Any
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.is_bridged = bridge.start(self, rank, size)
 
     def rank(self) -> int:
         """This rank in the group."""

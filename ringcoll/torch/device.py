@@ -18,6 +18,7 @@ from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.cuda.readers import TorchStreams
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given, LaunchRequest
+from ringcoll.executors.cuda.fast_path import FastPath
 from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import TensorCalls
@@ -25,6 +26,7 @@ from ringcoll.torch.device_work import DeviceWork
 from ringcoll.torch.failures import raise_from
 from ringcoll.torch.options import ROWS
 from ringcoll.torch.tensors import wrong_device
+from ringcoll.torch.tracing import profiler
 from ringcoll.torch.work import Finished
 
 __all__ = ["Device"]
@@ -54,6 +56,8 @@ class Device:
         self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
+        self.start_kept = None if self._fast_path is None else self._starter(self._fast_path)
+        """What the bridge from C++ calls: see :meth:`_starter`. None: there are no such calls."""
 
     # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
@@ -161,6 +165,26 @@ class Device:
             tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
             raise_from(self._failed(error), error)
         return DeviceWork(self, event, (tensor,), current=current)
+
+    def _starter(self, fast_path: FastPath) -> Callable[[Any], bool]:
+        """A function that enqueues a kept all_reduce, a sum, on the group's own stream.
+
+        That has been made to wait for the current one. False: nothing was enqueued, the call is to
+        be made like any other. One frame, since nothing of it is in the processor's caches.
+        """
+        find_kept, batch, side = self.find_kept, self.batch, self.async_stream
+
+        def start_kept(tensor: Any) -> bool:
+            if batch.posts or profiler._is_profiler_enabled:
+                return False
+            try:
+                kept = find_kept("all_reduce", tensor, "sum", 0)
+                return kept is not None and fast_path.launch(kept[0], side.handle, kept[1])
+            except BaseException as error:
+                tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
+                raise_from(self._failed(error), error)
+
+        return start_kept
 
     def run(
         self,
