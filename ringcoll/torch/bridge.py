@@ -2,8 +2,8 @@
 
 DDP calls a group from C++. For a group written in Python torch makes Python's tensors and options,
 calls the method, and asks the Work that this returns for its future by another call. In a backward
-pass all of that code has left the processor's caches: a group that did nothing cost the host 116 µs
-a bucket so, and 56 by this bridge (``buckets_bridge.json``).
+pass all of that code has left the processor's caches: a group that did nothing cost the host 134 µs
+a bucket so, and 60 by this bridge (``cpu_buckets_2.json``).
 
 The bridge is a C++ extension of torch, ``bridge.cpp``, and no group needs it. It is compiled by
 choice, for one release of torch and of Python, and from then on every group on GPUs uses it::
