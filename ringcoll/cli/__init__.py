@@ -92,8 +92,11 @@ def _parse(words: list[str]) -> argparse.Namespace | None:
         command = commands.add_parser(name, help=text, description=text, examples=examples)
         if module:
             module.add_arguments(command)
-    commands.choices.get(" ".join(words[:1]), parser).check_options(words)
-    args = parser.parse_args(words)
+    command = commands.choices.get(" ".join(words[:1]), parser)
+    command.check_options(words)
+    args, rest = parser.parse_known_args(words)
+    if rest:
+        command.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command is None and not args.version:
         parser.print_help()
         return None

@@ -87,6 +87,7 @@ def test_each_line_of_synonyms_names_options_of_commands():
         ("benhc", "ringcoll: 'benhc' is not one of bench, topo, .*; did you mean bench?"),
         ("nonsense", "ringcoll: 'nonsense' is not one of bench, topo"),
         ("model allreduce", "'allreduce' is not one of all_reduce, .*; did you mean all_reduce?"),
+        ("verify reduce", "ringcoll verify: unrecognized arguments: reduce; `ringcoll verify "),
         ("model all_reduce --rnaks 4", "there is no option --rnaks; did you mean --ranks?"),
         ("model all_reduce --rnaks=4", "there is no option --rnaks; did you mean --ranks?"),
         ("bench --pase 3", "ringcoll bench: there is no option --pase; did you mean --pace?"),

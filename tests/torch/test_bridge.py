@@ -16,7 +16,10 @@ from ringcoll.torch import bridge
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
+    pytest.mark.timeout(300),  # of the first, which waits for the compiler
+]
 
 START = """
 import gc, os, sys, weakref
