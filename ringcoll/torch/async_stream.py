@@ -42,7 +42,7 @@ class AsyncStream:
         self.where, self._ordinal = where, where.index
         self.stream = torch.cuda.Stream(where)
         self.handle: int = self.stream.cuda_stream
-        self._id = (self.stream.stream_id, self.stream.device_index, self.stream.device_type)
+        self.id = (self.stream.stream_id, self.stream.device_index, self.stream.device_type)
         cuda = runtime()
         self._get_device = cuda.getDevice
         self._record, self._wait, self._query = (
@@ -95,7 +95,7 @@ class AsyncStream:
     def set_current(self) -> tuple[int, int, int]:
         """Make this torch's current stream; returns the previous one for :meth:`restore`."""
         before: tuple[int, int, int] = torch._C._cuda_getCurrentStream(self.where.index)
-        torch._C._cuda_setStream(*self._id)
+        torch._C._cuda_setStream(*self.id)
         return before
 
     @staticmethod

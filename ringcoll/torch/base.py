@@ -29,7 +29,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
     _store: Any
 
     def __init__(self, rank: int, size: int) -> None:
-        self.is_bridged = bridge.start(self, rank, size)
+        bridge.start(self, rank, size)
 
     def rank(self) -> int:
         """This rank in the group."""
@@ -81,6 +81,19 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
         return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
     # -- calls ----------------------------------------------------------------------------------
+
+    def start_sum(self, tensor: Any) -> tuple[int, ...] | None:
+        """Start an all_reduce for the bridge: a sum of a dense tensor, in place, asynchronous.
+
+        Returns:
+            The id, as ``torch.Stream`` has it, of the stream behind whose work the sum is there; ()
+            if it is there now; None if nothing was done and ``allreduce`` is to make the call.
+
+        """
+        return None
+
+    def check_started(self) -> None:
+        """Raise what has become of calls that :meth:`start_sum` started, if they have failed."""
 
     @abstractmethod
     def _engine(self, tensor: Any, name: str) -> Any:

@@ -18,7 +18,6 @@ from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.cuda.readers import TorchStreams
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.executors.cuda.fast_path import FastPath
 from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import TensorCalls
@@ -56,8 +55,6 @@ class Device:
         self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
-        self.start_kept = None if self._fast_path is None else self._starter(self._fast_path)
-        """What the bridge from C++ calls: see :meth:`_starter`. None: there are no such calls."""
 
     # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
@@ -156,35 +153,48 @@ class Device:
                 return self.in_place_async(name, tensor, op, root, kept)
         try:
             with state.lock:
-                current = self.current()
-                side.wait_stream(current)
-                call, given = kept or self._calls.find(name, tensor, None, op, root)
-                self._run_kept(call, side.handle, given)
+                current = self._start(name, tensor, op, root, kept)
                 event = side.record_event()
         except BaseException as error:
             tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
             raise_from(self._failed(error), error)
         return DeviceWork(self, event, (tensor,), current=current)
 
-    def _starter(self, fast_path: FastPath) -> Callable[[Any], bool]:
-        """A function that enqueues a kept all_reduce, a sum, on the group's own stream.
+    def start_sum(self, tensor: Any) -> tuple[int, ...] | None:
+        """An all_reduce as :meth:`in_place_async` makes it, for the bridge: no Work, no event.
 
-        That has been made to wait for the current one. False: nothing was enqueued, the call is to
-        be made like any other. One frame, since nothing of it is in the processor's caches.
+        Returns the id of the group's own stream; None where more is to be done before the call.
         """
-        find_kept, batch, side = self.find_kept, self.batch, self.async_stream
+        side = self.async_stream
+        if self.batch.posts or profiler._is_profiler_enabled or not side.is_here():
+            return None
+        kept = self.find_kept("all_reduce", tensor, "sum", 0)
+        try:
+            self._start("all_reduce", tensor, "sum", 0, kept)
+        except BaseException as error:
+            tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
+            raise_from(self._failed(error), error)
+        return side.id
 
-        def start_kept(tensor: Any) -> bool:
-            if batch.posts or profiler._is_profiler_enabled:
-                return False
-            try:
-                kept = find_kept("all_reduce", tensor, "sum", 0)
-                return kept is not None and fast_path.launch(kept[0], side.handle, kept[1])
-            except BaseException as error:
-                tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
-                raise_from(self._failed(error), error)
+    def _start(
+        self,
+        name: str,
+        tensor: Any,
+        op: str | ReduceOp | None,
+        root: int,
+        kept: tuple[Any, Given] | None,
+    ) -> int:
+        """Enqueue a call on the group's own stream, behind the work of the current one.
 
-        return start_kept
+        Returns the current one, for what the caller does next under the lock.
+        """
+        side = self.async_stream
+        with self._state.lock:
+            current = self.current()
+            side.wait_stream(current)
+            call, given = kept or self._calls.find(name, tensor, None, op, root)
+            self._run_kept(call, side.handle, given)
+        return current
 
     def run(
         self,

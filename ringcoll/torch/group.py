@@ -28,7 +28,6 @@ from ringcoll.communicator.setup.start import communicator_on
 from ringcoll.config import Config, starting
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, UsageError
 from ringcoll.fabric import open_fabric
-from ringcoll.torch import bridge
 from ringcoll.torch.backend import Backend, Blocks
 from ringcoll.torch.barriers import Barriers
 from ringcoll.torch.device import Device
@@ -112,6 +111,18 @@ class ProcessGroupRingcoll(Barriers):
             f"ringcoll: cannot use a tensor on {tensor.device}: pass a cpu or cuda tensor"
         )
 
+    def start_sum(self, tensor: Any) -> tuple[int, ...] | None:
+        """Start an all_reduce of a tensor on this group's GPU, where it may begin at once."""
+        device = self._device
+        if device is None or self._failure is not None or self._pairs is not None:
+            return None
+        return device.start_sum(tensor) if tensor.get_device() == device.ordinal else None
+
+    def check_started(self) -> None:
+        """Raise the error that a kernel has reported, if any."""
+        if self._device is not None:
+            self._device.check()
+
     def _open_host(self, name: str) -> Host:
         with self._opening:
             if self._host is None:
@@ -132,8 +143,6 @@ class ProcessGroupRingcoll(Barriers):
                 device = Device(comm, ordinal, self._failed)
                 device.batch.launch = self._launch
                 self._device = device
-                if self._pairs is None:  # whose messages go first
-                    bridge.join(self, device)
             return self._device
 
     def _open(
@@ -204,7 +213,6 @@ class ProcessGroupRingcoll(Barriers):
         error = prefixed(error, self._who())
         if isinstance(error, Exception) and desynchronizes(error) and self._failure is None:
             self._failure = error
-            bridge.leave(self)
         return as_torch_error(error)
 
     def _who(self) -> str:
@@ -356,7 +364,6 @@ class ProcessGroupRingcoll(Barriers):
     def shutdown(self) -> None:
         """Wait for running calls, and close everything; not collective. Idempotent."""
         began, self._ended = self._ended, self._ended or "the group was destroyed"
-        bridge.leave(self)
         if self._process != os.getpid():
             return  # threads and communicators are the parent's
         if not began:
@@ -371,7 +378,6 @@ class ProcessGroupRingcoll(Barriers):
         """Abort: running calls fail, here and on the other ranks. Idempotent."""
         if not self._ended:
             self._ended = "the group was aborted"
-            bridge.leave(self)
             self._note_leaving("aborted its group")
             for part in (self._host, self._device, self._pairs, self._messages):
                 if part is not None:
@@ -383,7 +389,6 @@ class ProcessGroupRingcoll(Barriers):
         if self._ended:
             return
         self._ended = "the process ends"
-        bridge.leave(self)
         if self._process == os.getpid():
             self._note_leaving(f"ended ({why})" if why else "ended")
         for part in (self._host, self._device, self._pairs, self._messages):

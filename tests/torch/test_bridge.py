@@ -12,17 +12,22 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from ringcoll.torch import bridge
 
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+    ),
     pytest.mark.timeout(300),  # of the first, which waits for the compiler
 ]
 
 START = """
 import gc, os, sys, weakref
+from datetime import timedelta
 rank, store, os.environ["RINGCOLL_CACHE_DIR"] = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 import torch
 import torch.distributed as dist
@@ -31,17 +36,14 @@ from ringcoll.torch import bridge
 dist.init_process_group("ringcoll", init_method=f"file://{store}", rank=rank, world_size=2)
 group, calls, cpu = dist.group.WORLD, [], torch.device("cpu")
 
-def take(start):
-    bridge.take(group, start, cpu, None)
-
 def reduced(tensor):
     calls.append(tensor.numel())
     group._engine(tensor, "all_reduce").in_place("all_reduce", tensor, "sum", 0)
-    return True
+    return ()
 
-def train(steps=10, device=cpu):
+def train(steps=10, device=cpu, wide=16):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(8, wide), torch.nn.ReLU(), torch.nn.Linear(wide, 1))
     model.to(device)
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -50,7 +52,7 @@ def train(steps=10, device=cpu):
         optimizer.zero_grad()
         ddp(torch.randn(4, 8, generator=numbers).to(device)).square().mean().backward()
         optimizer.step()
-    return [weight.tolist() for weight in model.parameters()]
+    return [weight.flatten()[:64].tolist() for weight in model.parameters()]
 """
 
 
@@ -87,20 +89,19 @@ def two(programs, folder, tmp_path):
     return run
 
 
-def test_buckets_of_ddp_take_it_and_train_the_same_weights(two, tmp_path):
+def test_buckets_of_ddp_take_it_and_train_the_same_weights(two):
     code = """
 plain = train()
-take(reduced)
+group.start_sum = reduced
 assert train() == plain
 assert calls == [161] * 10, calls
-bridge.leave(group)
+del group.start_sum
 assert train() == plain and len(calls) == 10
-print(group.is_bridged, plain)
+print(plain)
 dist.destroy_process_group()
 """
     first, second = two(code)
     assert first == second
-    assert first.startswith("True ")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ dist.destroy_process_group()
         pytest.param(2, id="two GPUs", marks=pytest.mark.multi_gpu),
     ],
 )
-def test_buckets_on_gpus_take_it_once_their_call_is_kept(two, gpus):
+def test_buckets_on_gpus_take_it(two, gpus):
     code = f"""
 device = torch.device("cuda", rank % {gpus})
 torch.cuda.set_device(device)
@@ -121,12 +122,15 @@ def allreduce(*args, **options):
     return python(*args, **options)
 
 type(group).allreduce = allreduce
-bridged = train(20, device)
-assert group.is_bridged and 1 <= len(made) <= 5, len(made)
-made.clear()
-bridge.leave(group)
-assert train(20, device) == bridged and len(made) == 20, len(made)
-print(bridged)
+for wide in (16, 1 << 18):  # by LL128, and by Simple from where the bucket lies
+    bridged = train(20, device, wide)
+    assert len(made) <= 1, len(made)  # the first of a group opens its GPUs
+    made.clear()
+    group.start_sum = lambda tensor: None
+    assert train(20, device, wide) == bridged and len(made) == 20, len(made)
+    made.clear()
+    del group.start_sum
+    print(bridged)
 dist.destroy_process_group()
 """
     first, second = two(code)
@@ -137,11 +141,11 @@ def test_a_call_that_is_not_started_is_made_in_python(two):
     code = """
 def start(tensor):
     calls.append(1)
-    return len(calls) % 2 == 0 and reduced(tensor)
+    return reduced(tensor) if len(calls) % 2 == 0 else None
 
 plain = train()
-take(start)
-assert train() == plain and sum(one == 1 for one in calls) == 10
+group.start_sum = start
+assert train() == plain and calls.count(1) == 10, calls
 dist.destroy_process_group()
 """
     two(code)
@@ -149,7 +153,7 @@ dist.destroy_process_group()
 
 def test_what_it_does_not_take(two):
     code = """
-take(reduced)
+group.start_sum = reduced
 from torch.distributed import _functional_collectives as functional
 
 for op, wanted in (("sum", 3.0), ("max", 2.0), ("avg", 1.5)):
@@ -161,9 +165,36 @@ assert [one.tolist() for one in many] == [[2.0] * 2, [2.0] * 3] and calls == [4]
 x = torch.ones(5)
 dist.all_reduce(x)
 assert x.tolist() == [2.0] * 5 and calls == [4], calls
+for other in (torch.ones(4, 4).t()[:3], torch._neg_view(torch.ones(3))):
+    dist.ProcessGroup.allreduce(group, [other], dist.AllreduceOptions()).wait()
+    assert set(other.flatten().tolist()) in ({2.0}, {-2.0}) and calls == [4], other
 dist.destroy_process_group()
 """
     two(code)
+
+
+def test_its_work_and_an_error_after_the_start(two):
+    code = """
+def check():
+    raise ValueError("a kernel has failed")
+
+group.start_sum = reduced
+x = torch.full((4,), rank + 1.0)
+work = dist.ProcessGroup.allreduce(group, [x], dist.AllreduceOptions())
+assert calls == [4] and work.is_completed() and work.wait(timedelta(seconds=1))
+assert work.get_future().wait()[0] is x and x.tolist() == [3.0] * 4
+group.check_started = check
+for wait in (work.wait, lambda: torch.ops._c10d_functional.wait_tensor(
+    torch.ops._c10d_functional.all_reduce_(x, "sum", group.group_name))):
+    try:
+        wait()
+    except ValueError as error:
+        print(error)
+del group.check_started
+dist.destroy_process_group()
+assert work.wait()  # of a group that has ended
+"""
+    assert two(code) == ["a kernel has failed\n" * 2] * 2
 
 
 def test_an_error_of_the_start_ends_the_backward_pass(two):
@@ -171,12 +202,12 @@ def test_an_error_of_the_start_ends_the_backward_pass(two):
 def start(tensor):
     raise ValueError("no such bucket")
 
-take(start)
+group.start_sum = start
 try:
     train(1)
 except ValueError as error:
     print(error)
-bridge.leave(group)
+del group.start_sum
 dist.destroy_process_group()
 """
     assert two(code) == ["no such bucket\n"] * 2
@@ -184,54 +215,88 @@ dist.destroy_process_group()
 
 def test_no_group_lives_longer_for_it(two):
     code = """
-def start(tensor, group=group):
-    return False
-
-take(start)
-kept, ended = weakref.ref(start), weakref.ref(group)
+group.start_sum = reduced
+work = dist.ProcessGroup.allreduce(group, [torch.ones(2)], dist.AllreduceOptions())
+ended = weakref.ref(group)
 dist.destroy_process_group()
-del group, start
+del group, reduced
 gc.collect()
-assert kept() is None and ended() is None
+assert ended() is None and work.wait()
 """
     two(code)
 
 
 def test_a_program_that_does_not_destroy_its_group_ends(two):
-    two("take(reduced)\ntrain(2)\n")
+    two("group.start_sum = reduced\ntrain(2)\n")
 
 
 def test_groups_work_without_it(two, tmp_path):
-    code = "assert bridge.compiled() is None and not group.is_bridged\nprint(train())\n"
+    code = "assert bridge.compiled() is None\ngroup.start_sum = reduced\nprint(train(), calls)\n"
     first, second = two(code, tmp_path / "empty")
     assert first == second
+    assert first.endswith(" []\n")
 
 
-def test_a_broken_file_and_a_folder_of_others_are_left_alone(monkeypatch, tmp_path, caplog):
-    monkeypatch.setenv("RINGCOLL_CACHE_DIR", str(tmp_path))
+@pytest.fixture
+def place(monkeypatch, tmp_path):
+    """Where a bridge would lie, with a file that is none."""
+    monkeypatch.setenv("RINGCOLL_CACHE_DIR", str(tmp_path / "cache"))
     path = bridge._path()
     assert path is not None
-    path.parent.mkdir(mode=0o700)
+    path.parent.mkdir(mode=0o700, parents=True)
     path.write_bytes(b"no library")
-    try:
-        bridge.compiled.cache_clear()
-        assert bridge.compiled() is None
-        path.parent.chmod(0o777)
-        bridge.compiled.cache_clear()
-        assert bridge.compiled() is None
-    finally:
-        bridge.compiled.cache_clear()
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2
-    assert all(text.startswith("torch's calls go without the bridge: ") for text in said)
-    assert "others may write to it" in said[1]
+    yield path
+    bridge.compiled.cache_clear()
+
+
+def refusal(caplog):
+    bridge.compiled.cache_clear()
+    assert bridge.compiled() is None
+    (record,) = caplog.records
+    caplog.clear()
+    return record.getMessage()
+
+
+def test_what_others_may_have_written_is_not_loaded(place, caplog):
+    assert "torch's calls go without the bridge " in refusal(caplog)
+    place.chmod(0o666)
+    assert str(place) in (said := refusal(caplog)) and "others may write to it" in said
+    place.unlink()
+    place.symlink_to(place.with_name("elsewhere"))
+    bridge.compiled.cache_clear()
+    assert bridge.compiled() is None
+    place.with_name("elsewhere").write_bytes(b"")
+    assert "symbolic links" in refusal(caplog)
+    place.parent.chmod(0o777)
+    assert "others may write to it" in refusal(caplog)
+
+
+@pytest.mark.parametrize("text", ["", "."])
+def test_nothing_is_loaded_from_the_working_directory(place, monkeypatch, tmp_path, caplog, text):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("RINGCOLL_CACHE_DIR", text)
+    monkeypatch.chdir(place.parent.parent)
+    bridge.compiled.cache_clear()
+    assert bridge.compiled() is None
+    assert caplog.records == []
 
 
 def test_what_compiling_lacks_is_said(tmp_path):
-    done = compile_in(tmp_path, PATH=str(tmp_path))
+    done = compile_in(tmp_path, CXX=str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "the bridge of torch" in done.stderr
+    assert f"ringcoll.torch.bridge: the bridge of torch {torch.__version__}" in done.stderr
     assert done.stderr.endswith(
-        "It needs g++ and ninja (pip install ninja), and groups work without it\n"
+        "It needs a C++ compiler, Python's headers, setuptools and ninja; groups work without it\n"
     )
-    assert list(tmp_path.rglob("*.so")) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_folder_that_cannot_hold_it_is_named(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch").chmod(0o777)
+    done = compile_in(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"cannot be written to {tmp_path}" in done.stderr
+    assert "others may write to it" in done.stderr
+    assert "absolute path" in compile_in(".").stderr

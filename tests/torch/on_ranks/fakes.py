@@ -21,6 +21,7 @@ from ringcoll.torch import device as module
 from ringcoll.torch import hooks
 from ringcoll.torch.device import Device
 from ringcoll.torch.group import ProcessGroupRingcoll
+from ringcoll.torch.tracing import profiler
 
 
 class Stream:
@@ -35,6 +36,7 @@ class AsyncStream:
 
     def __init__(self, noted):
         self._noted, self.stream, self.handle = noted, Stream("side"), "side"
+        self.id = 3, 0, 1
 
     def is_here(self):
         return True
@@ -193,6 +195,53 @@ def tensors_are_kept_for_the_side_stream_unless_the_caller_has_waited(rank, n):
         with interrupt, pytest.raises(KeyboardInterrupt):  # behind the launch
             dist.all_reduce(x, group=fake.group, async_op=True)
         assert fake.kept == ["side", "side", "side"]
+
+
+def the_bridge_starts_sums_on_the_side_stream(rank, n):
+    fake = Fake()
+    with fake.device() as device:
+        group, x = fake.group, torch.full((3,), float(rank))
+        assert group.start_sum(x) is None and fake.noted == []  # no GPU is open
+        group._device = device
+        for times in range(2):
+            fake.noted.clear()
+            assert group.start_sum(x) == fake.async_stream.id
+            assert fake.noted == ["side waits for main", "all_reduce on side"]
+            assert x.tolist() == [n**times * n * (n - 1) / 2] * 3
+        group.check_started()
+        device._state.cuda.failure = lambda: RankLostError("rank 7 has left")
+        with pytest.raises(dist.DistBackendError, match="rank 7 has left"):
+            group.check_started()
+        group._device = None
+
+
+def the_bridge_leaves_other_sums_to_the_method(rank, n):
+    """Before anything is ordered: what was posted must not wait for the caller's stream."""
+    fake = Fake()
+    with fake.device() as device:
+        group, x = fake.group, torch.full((3,), float(rank))
+        group._device = device
+        cases: tuple = (
+            (device.batch, "posts", ["one"]),
+            (group, "_failure", RankLostError("rank 7 has left")),
+            (group, "_pairs", {}),
+            (profiler, "_is_profiler_enabled", True),
+            (fake.async_stream, "is_here", lambda: False),
+        )
+        for where, name, value in cases:
+            with mock.patch.object(where, name, value):
+                assert group.start_sum(x) is None, name
+        assert group.start_sum(x.as_subclass(Elsewhere)) is None
+        assert (fake.noted, fake.kept) == ([], [])
+        interrupt = mock.patch.object(device._state, "run", side_effect=KeyboardInterrupt)
+        with interrupt, pytest.raises(KeyboardInterrupt):
+            group.start_sum(x)
+        assert fake.kept == ["side"]
+        lost = mock.patch.object(device._state, "run", side_effect=RankLostError("7 has left"))
+        with lost, pytest.raises(dist.DistBackendError, match="7 has left"):
+            group.start_sum(x)
+        assert group._failure is not None and group.start_sum(x) is None
+        group._device = None
 
 
 def a_kept_call_looks_at_every_tensor_anew(rank, n):
