@@ -30,15 +30,18 @@ public:
     c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                              const c10d::AllreduceOptions& options) override;
 
-    // Raise the error that a kernel has reported, if any.
+    // Raise the error that a kernel has reported, if any; with Python's lock.
     void check() const {
-        const py::gil_scoped_acquire lock;
         if (const py::function check = method("check_started")) check();
     }
 
 private:
+    // Of a Python half that has ended, or that Python is taking apart, there is none.
     py::function method(const char* name) const {
-        return py::get_override(static_cast<const c10d::ProcessGroup*>(this), name);
+        const auto* base = static_cast<const c10d::ProcessGroup*>(this);
+        const auto* type = py::detail::get_type_info(typeid(c10d::ProcessGroup));
+        const py::handle self = py::detail::get_object_handle(base, type);
+        return self && self.ref_count() != 0 ? py::get_override(base, name) : py::function();
     }
 };
 
@@ -47,30 +50,39 @@ private:
 class Started : public c10d::Work {
 public:
     Started(c10::intrusive_ptr<Group> group, at::Tensor tensor, std::optional<c10::Stream> stream)
-        : group_(std::move(group)), tensor_(std::move(tensor)), stream_(stream) {
-        const auto type = c10::ListType::create(c10::TensorType::get());
+        : group_(std::move(group)), tensor_(std::move(tensor)), stream_(stream) {}
+
+    // What frees the tensor must come behind the call, or its memory is kept until the call ends.
+    // As the future does it: torch's operator may call Python, and raise.
+    ~Started() override {
+        if (!stream_ || waited_) return;
+        const c10::impl::VirtualGuardImpl impl(stream_->device_type());
+        impl.recordDataPtrOnStream(tensor_.storage().data_ptr(), *stream_);
+    }
+
+    // Make the future; not in the constructor, so that the tensor is kept if this fails.
+    void begin() {
         std::vector<c10::Device> devices;
         if (stream_) {
             caller_ = current();
             devices.push_back(stream_->device());
         }
+        const auto type = c10::ListType::create(c10::TensorType::get());
         future_ = c10::make_intrusive<c10::ivalue::Future>(type, std::move(devices));
         const c10::OptionalStreamGuard on(stream_);  // the future's event is of the current stream
         future_->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor_}));
     }
 
-    // What frees the tensor must come behind the call, or its memory is kept until the call ends.
-    ~Started() override {
-        if (caller_) tensor_.record_stream(*stream_);
-    }
-
     bool wait(std::chrono::milliseconds /*timeout*/) override {
-        future_->wait();
+        future_->waitAndThrow();
+        const py::gil_scoped_acquire lock;
         group_->check();
-        if (caller_ && *caller_ == current()) caller_.reset();
+        waited_ = waited_ || (caller_ && *caller_ == current());
         return true;
     }
 
+    void synchronize() override { wait(kNoTimeout); }
+    // Of all that the stream has been given: rather late than early.
     bool isCompleted() override { return !stream_ || stream_->query(); }
     std::vector<at::Tensor> result() override { return {tensor_}; }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
@@ -82,7 +94,8 @@ private:
 
     c10::intrusive_ptr<Group> group_;
     at::Tensor tensor_;
-    std::optional<c10::Stream> stream_, caller_;  // caller_: until its stream has waited
+    std::optional<c10::Stream> stream_, caller_;
+    bool waited_ = false;  // the caller's stream has; read and written with Python's lock
     c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -91,7 +104,6 @@ c10::intrusive_ptr<c10d::Work> Group::allreduce(std::vector<at::Tensor>& tensors
     if (options.asyncOp && options.reduceOp == c10d::ReduceOp::SUM && tensors.size() == 1 &&
         is_plain(tensors[0])) {
         const py::gil_scoped_acquire lock;
-        // Of a Python half that has ended there is no method, and the call below is refused.
         if (const py::function start = method("start_sum")) {
             const py::object stream = start(tensors[0]);
             if (!stream.is_none()) {
@@ -101,8 +113,10 @@ c10::intrusive_ptr<c10d::Work> Group::allreduce(std::vector<at::Tensor>& tensors
                     found = c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index),
                                                  static_cast<c10::DeviceType>(type));
                 }
-                auto group = c10::intrusive_ptr<Group>::reclaim_copy(this);
-                return c10::make_intrusive<Started>(std::move(group), tensors[0], found);
+                auto work = c10::make_intrusive<Started>(
+                    c10::intrusive_ptr<Group>::reclaim_copy(this), tensors[0], found);
+                work->begin();
+                return work;
             }
         }
     }
@@ -113,6 +127,7 @@ c10::intrusive_ptr<c10d::Work> Group::allreduce(std::vector<at::Tensor>& tensors
 void init(const py::handle& self, int rank, int size) {
     const auto* type = py::detail::get_type_info(typeid(c10d::ProcessGroup), true);
     auto* instance = reinterpret_cast<py::detail::instance*>(self.ptr());
+    if (instance->get_value_and_holder(type).instance_registered()) return;  // by an earlier call
     c10d::ProcessGroup* group = new Group(rank, size);  // which the instance's holder takes
     instance->get_value_and_holder(type).value_ptr() = group;
     type->init_instance(instance, nullptr);
@@ -120,4 +135,8 @@ void init(const py::handle& self, int rank, int size) {
 
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("init", &init); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+    if (py::detail::get_type_info(typeid(c10d::ProcessGroup)) == nullptr)
+        throw py::import_error("torch was built with another pybind11 or compiler");
+    module.def("init", &init);
+}

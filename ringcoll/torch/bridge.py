@@ -6,7 +6,7 @@ of that code has left the processor's caches: a group of CPU ranks that did noth
 123 µs a bucket so, and 71 by this bridge (``cpu_buckets_2.json``).
 
 The bridge is a C++ extension of torch, ``bridge.cpp``, and no group needs it. It is compiled by
-choice, for one release of torch and of Python; groups that begin after that use it::
+choice, for one release of torch and of Python; processes that begin after that use it::
 
     python -m ringcoll.torch.bridge
 """
@@ -111,7 +111,9 @@ def _compile() -> Path:
 def main() -> int:
     """Compile the bridge from the command line."""
     # torch looks for ninja on the path; pip has put it beside this Python, which may not be there.
-    os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], sysconfig.get_path("scripts")])
+    os.environ["PATH"] = os.pathsep.join(
+        [os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")]
+    )
     try:
         print(_compile())
     except MachineError as error:

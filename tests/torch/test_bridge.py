@@ -226,6 +226,25 @@ assert ended() is None and work.wait()
     two(code)
 
 
+def test_a_wait_while_the_group_ends_and_a_second_start(two):
+    code = """
+class Waiting:
+    def __del__(self):
+        calls.append(work.wait())
+
+dist.ProcessGroup.__init__(group, rank, 2)
+bridge.start(group, rank, 2)
+group.start_sum = reduced
+work = dist.ProcessGroup.allreduce(group, [torch.ones(2)], dist.AllreduceOptions())
+group.last = Waiting()
+dist.destroy_process_group()
+del group, reduced
+gc.collect()
+assert calls == [2, True], calls
+"""
+    two(code)
+
+
 def test_a_program_that_does_not_destroy_its_group_ends(two):
     two("group.start_sum = reduced\ntrain(2)\n")
 
