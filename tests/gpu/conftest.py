@@ -40,6 +40,16 @@ def stand_in(monkeypatch):
 
 
 @pytest.fixture
+def gpus(monkeypatch):
+    """Three GPUs of host memory, whose kernels run on the CPU."""
+    from tests.gpu.fake_gpus import fake
+
+    made = fake(monkeypatch, 3, sms=24)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def together():
     """Every rank's result of a function of its fabric, and the error if all raise it alike."""
 

@@ -33,16 +33,9 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import Launch, fake, in_threads
+from tests.gpu.fake_gpus import Launch, in_threads
 
 pytestmark = needs_compiler
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    made = fake(monkeypatch, 2, sms=24)
-    yield made
-    made.close()
 
 
 @pytest.fixture

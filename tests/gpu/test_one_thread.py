@@ -14,16 +14,9 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, in_threads
 
 pytestmark = needs_compiler
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    gpus = fake(monkeypatch, 3, sms=24)
-    yield gpus
-    gpus.close()
 
 
 @pytest.fixture

@@ -39,20 +39,13 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, in_threads
 
 pytestmark = needs_compiler
 
 PLACES = [[0, 0], [0, 1], [0, 0, 0], [0, 1, 1]]
 LARGE = 60_000
 """Of int32: more than fits a zone, so that a send waits for its receive."""
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    made = fake(monkeypatch, 3, sms=24)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -15,18 +15,9 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import fake
-
 pytestmark = needs_compiler
 
 OWN, OTHER = 5, 6
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    made = fake(monkeypatch, 1, sms=24)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
