@@ -10,9 +10,9 @@ work, ``future`` until the work has made its future. Between the calls the host 
 (``warm``), or runs a backward pass of a transformer layer, or writes 64 MiB, which leave its caches
 cold. A Python group that does not communicate is the least that torch costs any Python group;
 torch's own backend is called by itself and through its group. Where ``python -m
-ringcoll.torch.bridge`` has compiled it, both Python groups are timed by the bridge too. Figures are
-medians, ``_p5`` the 5th percentile; the slowest rank counts. Every element of an all_reduce before
-each of the measurements is compared.
+ringcoll.torch.bridge`` has compiled it, that group and, on GPUs, ringcoll's are timed by the bridge
+too. Figures are medians, ``_p5`` the 5th percentile; the slowest rank counts. Every element of an
+all_reduce before each of the measurements is compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = ["main", "table", "work"]
 COUNT = 64 << 10
 """Elements of a bucket."""
 IDLE = "Python, no communication"
-BRIDGED = "{}, bridge"
 FIGURES = ("call_us", "call_us_p5", "future_us", "future_us_p5")
 Ways = tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]
 """The all_reduce of a list of tensors, and the future of its work."""
@@ -147,7 +146,7 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
     bucket = torch.zeros(COUNT, device=where)
     options = AllreduceOptions()
     options.asyncOp = True
-    with mock.patch.object(bridge, "compiled", lambda: None):
+    with mock.patch.object(bridge, "compiled", lambda: None):  # torch's own way
         ours = dist.new_group(backend="ringcoll")
     groups: dict[str, Ways] = {
         IDLE: of_group(group_without_communication(rank, n, where, bridged=False)),
@@ -157,9 +156,9 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
     }
     if bridge.compiled() is not None:
         idle = group_without_communication(rank, n, where, bridged=True)
-        groups[BRIDGED.format(IDLE)] = of_group(idle)
+        groups[f"{IDLE}, bridge"] = of_group(idle)
         if device == "cuda":
-            groups[BRIDGED.format("ringcoll")] = of_group(dist.new_group(backend="ringcoll"))
+            groups["ringcoll, bridge"] = of_group(dist.new_group(backend="ringcoll"))
     layer = torch.nn.TransformerEncoderLayer(256, 4, batch_first=True).to(where)
     x = torch.randn(2, 64, 256, device=where)
     large = torch.zeros(64 << 20, dtype=torch.uint8)

@@ -82,19 +82,6 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def start_sum(self, tensor: Any) -> tuple[int, ...] | None:
-        """Start an all_reduce for the bridge: a sum of a dense tensor, in place, asynchronous.
-
-        Returns:
-            The id, as ``torch.Stream`` has it, of the stream behind whose work the sum is there; ()
-            if it is there now; None if nothing was done and ``allreduce`` is to make the call.
-
-        """
-        return None
-
-    def check_started(self) -> None:
-        """Raise what has become of calls that :meth:`start_sum` started, if they have failed."""
-
     @abstractmethod
     def _engine(self, tensor: Any, name: str) -> Any:
         """The engine of a call on tensors of this device: a Host or a Device."""

@@ -45,7 +45,8 @@ private:
     }
 };
 
-// A call that Python has started on a stream of the group's, or, without one, has made. Its wait
+// A call that Python has started on a stream of the group's, or, without one, has made: start_sum
+// returns the stream's id, or (). Its wait
 // orders streams, not the host.
 class Started : public c10d::Work {
 public:

@@ -70,8 +70,9 @@ def _path() -> Path | None:
 
     A folder relative to the working directory is none: it may hold what others have brought there.
     """
-    folder = user_folder(os.environ.get("RINGCOLL_CACHE_DIR") or None, "torch")
-    if folder is None or not Path(os.environ.get("RINGCOLL_CACHE_DIR") or "/").is_absolute():
+    given = os.environ.get("RINGCOLL_CACHE_DIR") or None
+    folder = user_folder(given, "torch")
+    if folder is None or (given is not None and not Path(given).is_absolute()):
         return None
     python = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]

@@ -112,14 +112,20 @@ class ProcessGroupRingcoll(Barriers):
         )
 
     def start_sum(self, tensor: Any) -> tuple[int, ...] | None:
-        """Start an all_reduce of a tensor on this group's GPU, where it may begin at once."""
+        """Start an all_reduce for the bridge: a sum of a dense tensor, in place, asynchronous.
+
+        Returns:
+            The id, as ``torch.Stream`` has it, of the stream behind whose work the sum is there;
+            None if nothing was done and ``allreduce`` is to make the call.
+
+        """
         device = self._device
         if device is None or self._failure is not None or self._pairs is not None:
             return None
         return device.start_sum(tensor) if tensor.get_device() == device.ordinal else None
 
     def check_started(self) -> None:
-        """Raise the error that a kernel has reported, if any."""
+        """Raise the error that a kernel has reported, if any: the bridge's waits do."""
         if self._device is not None:
             self._device.check()
 
