@@ -7,10 +7,12 @@ checked and nothing is unpickled; what strangers send costs them their connectio
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 
 from ringcoll.bootstrap.addresses import (
@@ -43,8 +45,20 @@ _SAME_ID = "pass every rank the one id that ringcoll.unique_id() has returned"
 _POSTING = 5.0  # seconds to report the error of a process that has no valid rank
 _REFUSED = 0.5  # seconds of these where this host is to be called and nobody listens
 
+_PARTING = 0.5  # seconds for all relays of a process to send what they have, when it ends
+
 _serving: dict[str, Relay] = {}  # by the ids that this process serves, to its end
 os.register_at_fork(after_in_child=_serving.clear)
+
+
+def _end() -> None:
+    """Let the relays send the last answers: their threads would end with the process."""
+    late = time.monotonic() + _PARTING
+    for relay in list(_serving.values()):
+        relay.halt(max(0.0, late - time.monotonic()))
+
+
+atexit.register(_end)
 
 
 class TcpBootstrap(RelayedBootstrap):

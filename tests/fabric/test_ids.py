@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +26,8 @@ from ringcoll.errors import (
 )
 from tests.adapters.ports import free_port
 from tests.fabric.test_tcp_bootstrap import every, together
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,37 @@ def test_an_id_of_the_environment_says_what_is_wrong_with_it(monkeypatch, given,
     monkeypatch.setenv("RINGCOLL_ID", given)
     with pytest.raises(ArgumentError, match=rf"init: id='.*', by RINGCOLL_ID: {said}"):
         bootstrap_of(timeout=1, rank=0, nranks=2)
+
+
+ENDING = """
+import time
+import ringcoll
+from ringcoll.bootstrap import relay
+from ringcoll.bootstrap.tcp import id_bootstrap
+
+plain = relay.Relay._send
+
+def late(self, link, kind, payload):
+    if kind is relay.Kind.GATHER and link.rank == 1:
+        time.sleep(0.3)
+    plain(self, link, kind, payload)
+
+relay.Relay._send = late
+made = ringcoll.unique_id("127.0.0.1")
+print(made, flush=True)
+id_bootstrap(made, 0, 2, 20).allgather(b"0")
+"""
+
+
+def test_a_maker_that_ends_behind_the_last_exchange_still_answers_the_others():
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDING], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as maker:
+        assert maker.stdout is not None
+        bootstrap = id_bootstrap(maker.stdout.readline(), 1, 2, 20)
+        assert bootstrap.allgather(b"1") == [b"0", b"1"]
+        bootstrap.close()
+    assert maker.returncode == 0
 
 
 def test_an_id_whose_maker_has_ended_asks_for_the_id_of_this_start():
