@@ -125,8 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words += ["-q", "-W", "ignore", "--noconftest", "--import-mode=importlib", "-c", os.devnull]
     words += ["-p", "no:cacheprovider", "-n", str(options.workers)]
     with tempfile.TemporaryDirectory() as folder:
+        # Not install() here: the workers would inherit what Open MPI 4 sets in the environment, and
+        # take their mpiexec for a rank of this process.
         prepare(Path(folder), options.device)
-        install(options.device)
         status = int(pytest.main(words, plugins=[results]))
     row = {"file": "test_comm.py", "device": options.device, "ranks": 2, **results.counts}
     print(json.dumps(row))
