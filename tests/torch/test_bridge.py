@@ -46,7 +46,7 @@ def train(steps=10, device=cpu, wide=16):
     model = torch.nn.Sequential(torch.nn.Linear(8, wide), torch.nn.ReLU(), torch.nn.Linear(wide, 1))
     model.to(device)
     ddp = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.6 / wide)
     numbers = torch.Generator().manual_seed(rank)
     for step in range(steps):
         optimizer.zero_grad()
