@@ -19,6 +19,9 @@ AS_MPICH = {
     # More ranks than cores; the second is version 5's.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # It binds ranks to cores from the first on: tests at the same time would share these.
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
     # Version 4 saturates sums of small integers by these.
     "OMPI_MCA_op": "^avx",
 }
