@@ -179,10 +179,14 @@ class EventPool:
 
     def record(self, stream: int) -> int:
         """An event at the present end of a stream; who no longer needs it adds it to ``unused``."""
+        if self.cuda.getDevice() == self.ordinal:
+            return self.record_here(stream)
+        with on(self.ordinal):
+            return self.record_here(stream)
+
+    def record_here(self, stream: int) -> int:
+        """The same where the device is known to be the current one."""
         cuda = self.cuda
-        if cuda.getDevice() != self.ordinal:
-            with on(self.ordinal):
-                return self.record(stream)
         try:
             event = self.unused.pop()
         except IndexError:

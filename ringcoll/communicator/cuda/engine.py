@@ -122,17 +122,19 @@ class CudaEngine(Engine):
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
         fast_path, owners = self._fast_path, self._owners
-        if (
-            fast_path is None
-            or owners.get(pointer) is not owner
-            or len(owners) > 1  # of a group's streams, all but one of which the next call lets go
-            or not fast_path.launch(prepared, pointer, addresses)
-        ):
+        fast = (
+            fast_path is not None
+            and owners.get(pointer) is owner
+            and len(owners) == 1  # of a group's streams, all but one of which the next call lets go
+            and fast_path.launch(prepared, pointer, addresses)
+        )
+        if not fast:
             self._run(prepared, pointer, owner, addresses)
         if not later:
             return None
         state = self._state
-        event = state.cuda.events.record(pointer)
+        events = state.cuda.events  # the fast path has looked which device is current
+        event = events.record_here(pointer) if fast else events.record(pointer)
         return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
 
     def _run(self, prepared: Any, stream: int, owner: object, addresses: Given) -> None:
