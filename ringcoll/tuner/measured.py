@@ -228,7 +228,9 @@ PUSHED_BYTES = Measured(
     "with 16 64 MiB 203, 512 MiB 1493, in 64 blocks 222 and 1650, 256 MiB in 16 blocks 1476, by "
     "two_shot on H100 1671. On 4 GPUs, with 32 MiB, 64 MiB 328 and 313 by two_shot, 512 MiB 2370 "
     "and 2387. reduce_scatter by all_pairs with 8 MiB, and by one_shot in 128 blocks: 64 MiB 126 "
-    "and 117, 512 MiB 885 and 815",
+    "and 117, 512 MiB 885 and 815; on H200 512 MiB by one_shot 813, by all_pairs with 8 and 16 MiB "
+    "977 and 801, by one lane that writes and sums 1697 and 1082, by two that write beside one "
+    "that sums 1235 and 904",
 )
 """Bytes from which two ranks run PUSH_ALGORITHMS: where both read from each other, their requests
 take a part of the links, which carry 316 GB/s to both so and 365 where both write. Its two lanes
