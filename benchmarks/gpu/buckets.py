@@ -72,10 +72,13 @@ def group_without_communication(rank: int, nranks: int, where: Any, *, bridged: 
             start(self, rank, nranks)
             self.side = torch.cuda.Stream(where) if where.type == "cuda" else None
 
-        def start_sum(self, tensor: Any) -> tuple[int, ...]:
+        def start_sum(self, *_bucket: Any) -> tuple[int, ...]:
             """Nothing, on a stream of its own."""
             side = self.side
             return () if side is None else (side.stream_id, side.device_index, side.device_type)
+
+        def check_started(self) -> None:
+            """Nothing can have failed."""
 
         def allreduce(self, tensors: Any, options: Any) -> Any:
             """Nothing."""

@@ -3,12 +3,15 @@
 // torch holds such a group as a PyProcessGroup. Each call from C++, as DDP makes for a bucket,
 // converts tensors and options, calls the Python method, and asks the Work that this returns for
 // its future by another. A Group does the same but for a sum of one tensor: there one method of
-// Python starts the call, and the Work and the future are made here.
+// Python, which is told where the tensor lies, starts the call, and the Work and the future are
+// made here.
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/PyProcessGroup.hpp>
 
+#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -16,11 +19,28 @@
 
 namespace {
 
-// Whether a tensor's elements lie one after the other as they are.
+// Whether a tensor has elements that lie one after the other as they are, in its storage.
 bool is_plain(const at::Tensor& tensor) {
-    return tensor.layout() == c10::kStrided && tensor.is_contiguous() && !tensor.is_neg() &&
-           !tensor.is_conj();
+    if (at::isTensorSubclassLike(tensor) || tensor.layout() != c10::kStrided ||
+        !tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj() || tensor.numel() == 0)
+        return false;
+    const int64_t end = tensor.storage_offset() + tensor.numel();
+    return static_cast<uint64_t>(end) * tensor.itemsize() <= tensor.storage().nbytes();
 }
+
+// A name whose string Python makes once.
+class Name {
+public:
+    explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
+    py::object of(const py::handle& object) const {
+        PyObject* found = PyObject_GetAttr(object.ptr(), text_);
+        if (found == nullptr) throw py::error_already_set();
+        return py::reinterpret_steal<py::object>(found);
+    }
+
+private:
+    PyObject* text_;  // for ever
+};
 
 class Group : public c10d::PyProcessGroup {
 public:
@@ -32,22 +52,26 @@ public:
 
     // Raise the error that a kernel has reported, if any; with Python's lock.
     void check() const {
-        if (const py::function check = method("check_started")) check();
+        static const Name name("check_started");
+        if (const py::object self = python()) name.of(self)();
     }
 
 private:
-    // Of a Python half that has ended, or that Python is taking apart, there is none.
-    py::function method(const char* name) const {
+    // Start a sum; None if nothing was done.
+    py::object start(const at::Tensor& tensor) const;
+
+    // The Python half; null once it has ended, or while Python takes it apart.
+    py::object python() const {
         const auto* base = static_cast<const c10d::ProcessGroup*>(this);
-        const auto* type = py::detail::get_type_info(typeid(c10d::ProcessGroup));
+        static const auto* type = py::detail::get_type_info(typeid(c10d::ProcessGroup));
         const py::handle self = py::detail::get_object_handle(base, type);
-        return self && self.ref_count() != 0 ? py::get_override(base, name) : py::function();
+        return self && self.ref_count() != 0 ? py::reinterpret_borrow<py::object>(self)
+                                             : py::object();
     }
 };
 
 // A call that Python has started on a stream of the group's, or, without one, has made: start_sum
-// returns the stream's id, or (). Its wait
-// orders streams, not the host.
+// returns the stream's id, or (). Its wait orders streams, not the host.
 class Started : public c10d::Work {
 public:
     Started(c10::intrusive_ptr<Group> group, at::Tensor tensor, std::optional<c10::Stream> stream)
@@ -100,25 +124,37 @@ private:
     c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+py::object Group::start(const at::Tensor& tensor) const {
+    static const Name start("start_sum"), keep("keep_started");
+    const py::object self = python();
+    if (!self) return py::none();
+    try {
+        // What Python would ask the tensor for, its caches cold, takes it as long as a launch.
+        return start.of(self)(reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr()),
+                              tensor.numel(), tensor.scalar_type(), tensor.get_device());
+    } catch (const py::error_already_set&) {
+        keep.of(self)(tensor);  // an interrupt may have come behind the launch
+        throw;
+    }
+}
+
 c10::intrusive_ptr<c10d::Work> Group::allreduce(std::vector<at::Tensor>& tensors,
                                                 const c10d::AllreduceOptions& options) {
     if (options.asyncOp && options.reduceOp == c10d::ReduceOp::SUM && tensors.size() == 1 &&
         is_plain(tensors[0])) {
         const py::gil_scoped_acquire lock;
-        if (const py::function start = method("start_sum")) {
-            const py::object stream = start(tensors[0]);
-            if (!stream.is_none()) {
-                std::optional<c10::Stream> found;
-                if (py::len(stream) != 0) {
-                    const auto [id, index, type] = stream.cast<StreamId>();
-                    found = c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index),
-                                                 static_cast<c10::DeviceType>(type));
-                }
-                auto work = c10::make_intrusive<Started>(
-                    c10::intrusive_ptr<Group>::reclaim_copy(this), tensors[0], found);
-                work->begin();
-                return work;
+        const py::object stream = start(tensors[0]);
+        if (!stream.is_none()) {
+            std::optional<c10::Stream> found;
+            if (py::len(stream) != 0) {
+                const auto [id, index, type] = stream.cast<StreamId>();
+                found = c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index),
+                                             static_cast<c10::DeviceType>(type));
             }
+            auto work = c10::make_intrusive<Started>(c10::intrusive_ptr<Group>::reclaim_copy(this),
+                                                     tensors[0], found);
+            work->begin();
+            return work;
         }
     }
     return PyProcessGroup::allreduce(tensors, options);

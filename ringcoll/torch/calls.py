@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.call_cache import CallCache
@@ -82,9 +84,7 @@ class TensorCalls:
         """A kept call in place on a dense tensor of this device; None for :meth:`find` to check."""
         try:
             address, kind, count = tensor.data_ptr(), tensor.dtype, tensor.numel()
-            key = name, op, root, address & 7, 0, (count, kind), None
-            large = name == "all_reduce" and count * kind.itemsize >= MIN_BYTES
-            calls = self._large if large else self._calls
+            calls, key = self._where(name, address, count, kind, op, root)
             checked = calls.checked(key)
             # One for its memory's class is looked up under the lock, behind posted messages.
             found = None if checked is None else checked.any_class  # once: it may be evicted
@@ -102,6 +102,33 @@ class TensorCalls:
         except RuntimeError:  # a sparse tensor, which has no address
             return None
         return (found, (address, address, 0, 0)) if checked.alone else calls.find(key, address, 0)
+
+    def find_at(
+        self,
+        name: str,
+        address: int,
+        count: int,
+        kind: torch.dtype,
+        op: str | ReduceOp | None,
+        root: int,
+    ) -> tuple[Any, Given] | None:
+        """A kept call in place on so many elements that lie there, of a dense tensor; or None."""
+        calls, key = self._where(name, address, count, kind, op, root)
+        return calls.find(key, address, 0)
+
+    def _where(
+        self,
+        name: str,
+        address: int,
+        count: int,
+        kind: torch.dtype,
+        op: str | ReduceOp | None,
+        root: int,
+    ) -> tuple[CallCache, tuple[object, ...]]:
+        """The cache of a call in place, and the key that :meth:`find` gives it there."""
+        large = name == "all_reduce" and count * kind.itemsize >= MIN_BYTES
+        key = name, op, root, address & 7, 0, (count, kind), None
+        return self._large if large else self._calls, key
 
     def find_barrier(self, timeout: float | None) -> tuple[Any, Given]:
         """A barrier, with its own timeout if one is given."""

@@ -153,14 +153,17 @@ class Device:
                 return self.in_place_async(name, tensor, op, root, kept)
         try:
             with state.lock:
-                current = self._start(name, tensor, op, root, kept)
+                current = self.current()
+                side.wait_stream(current)
+                call, given = kept or self._calls.find(name, tensor, None, op, root)
+                self._run_kept(call, side.handle, given)
                 event = side.record_event()
         except BaseException as error:
-            tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
+            self.keep(tensor)  # an interrupt may have come behind the launch
             raise_from(self._failed(error), error)
         return DeviceWork(self, event, (tensor,), current=current)
 
-    def start_sum(self, tensor: Any) -> tuple[int, ...] | None:
+    def start_sum(self, address: int, count: int, kind: torch.dtype) -> tuple[int, ...] | None:
         """An all_reduce as :meth:`in_place_async` makes it, for the bridge: no Work, no event.
 
         Returns the id of the group's own stream; None where more is to be done before the call.
@@ -168,33 +171,21 @@ class Device:
         side = self.async_stream
         if self.batch.posts or profiler._is_profiler_enabled or not side.is_here():
             return None
-        kept = self.find_kept("all_reduce", tensor, "sum", 0)
         try:
-            self._start("all_reduce", tensor, "sum", 0, kept)
+            with self._state.lock:
+                found = self._calls.find_at("all_reduce", address, count, kind, "sum", 0)
+                if found is None:
+                    return None
+                call, given = found
+                side.wait_stream(self.current())
+                self._run_kept(call, side.handle, given)
         except BaseException as error:
-            tensor.record_stream(side.stream)  # an interrupt may have come behind the launch
             raise_from(self._failed(error), error)
         return side.id
 
-    def _start(
-        self,
-        name: str,
-        tensor: Any,
-        op: str | ReduceOp | None,
-        root: int,
-        kept: tuple[Any, Given] | None,
-    ) -> int:
-        """Enqueue a call on the group's own stream, behind the work of the current one.
-
-        Returns the current one, for what the caller does next under the lock.
-        """
-        side = self.async_stream
-        with self._state.lock:
-            current = self.current()
-            side.wait_stream(current)
-            call, given = kept or self._calls.find(name, tensor, None, op, root)
-            self._run_kept(call, side.handle, given)
-        return current
+    def keep(self, tensor: Any) -> None:
+        """Keep a tensor's memory until what the group's own stream has been given ends."""
+        tensor.record_stream(self.async_stream.stream)
 
     def run(
         self,

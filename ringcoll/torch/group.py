@@ -111,8 +111,16 @@ class ProcessGroupRingcoll(Barriers):
             f"ringcoll: cannot use a tensor on {tensor.device}: pass a cpu or cuda tensor"
         )
 
-    def start_sum(self, tensor: Any) -> tuple[int, ...] | None:
+    def start_sum(
+        self, address: int, count: int, kind: torch.dtype, ordinal: int
+    ) -> tuple[int, ...] | None:
         """Start an all_reduce for the bridge: a sum of a dense tensor, in place, asynchronous.
+
+        Args:
+            address: of the tensor's elements.
+            count: of them.
+            kind: what they are.
+            ordinal: the number of the tensor's GPU, -1 on the CPU.
 
         Returns:
             The id, as ``torch.Stream`` has it, of the stream behind whose work the sum is there;
@@ -122,7 +130,12 @@ class ProcessGroupRingcoll(Barriers):
         device = self._device
         if device is None or self._failure is not None or self._pairs is not None:
             return None
-        return device.start_sum(tensor) if tensor.get_device() == device.ordinal else None
+        return device.start_sum(address, count, kind) if ordinal == device.ordinal else None
+
+    def keep_started(self, tensor: Any) -> None:
+        """Keep the memory of a tensor for which :meth:`start_sum` has raised: it may run."""
+        if self._device is not None:
+            self._device.keep(tensor)
 
     def check_started(self) -> None:
         """Raise the error that a kernel has reported, if any: the bridge's waits do."""

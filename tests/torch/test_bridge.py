@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 START = """
-import gc, os, sys, weakref
+import ctypes, gc, os, sys, weakref
 from datetime import timedelta
 rank, store, os.environ["RINGCOLL_CACHE_DIR"] = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 import torch
@@ -36,8 +36,11 @@ from ringcoll.torch import bridge
 dist.init_process_group("ringcoll", init_method=f"file://{store}", rank=rank, world_size=2)
 group, calls, cpu = dist.group.WORLD, [], torch.device("cpu")
 
-def reduced(tensor):
-    calls.append(tensor.numel())
+def reduced(address, count, kind, ordinal):
+    assert ordinal == -1
+    calls.append(count)
+    memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
+    tensor = torch.frombuffer(memory, dtype=kind)
     group._engine(tensor, "all_reduce").in_place("all_reduce", tensor, "sum", 0)
     return ()
 
@@ -124,9 +127,9 @@ def allreduce(*args, **options):
 type(group).allreduce = allreduce
 for wide in (16, 1 << 18):  # by LL128, and by Simple from where the bucket lies
     bridged = train(20, device, wide)
-    assert len(made) <= 1, len(made)  # the first of a group opens its GPUs
+    assert len(made) <= 4, len(made)  # the first of a group, and of each bucket's size
     made.clear()
-    group.start_sum = lambda tensor: None
+    group.start_sum = lambda *bucket: None
     assert train(20, device, wide) == bridged
     assert len(made) >= 20, len(made)  # a bucket a step, and of the wide one another
     made.clear()
@@ -140,9 +143,9 @@ dist.destroy_process_group()
 
 def test_a_call_that_is_not_started_is_made_in_python(two):
     code = """
-def start(tensor):
+def start(*bucket):
     calls.append(1)
-    return reduced(tensor) if len(calls) % 2 == 0 else None
+    return reduced(*bucket) if len(calls) % 2 == 0 else None
 
 plain = train()
 group.start_sum = start
@@ -169,6 +172,14 @@ assert x.tolist() == [2.0] * 5 and calls == [4], calls
 for other in (torch.ones(4, 4).t()[:3], torch._neg_view(torch.ones(3))):
     dist.ProcessGroup.allreduce(group, [other], dist.AllreduceOptions()).wait()
     assert set(other.flatten().tolist()) in ({2.0}, {-2.0}) and calls == [4], other
+dist.ProcessGroup.allreduce(group, [torch.ones(0)], dist.AllreduceOptions()).wait()
+short = torch.ones(4)
+short.untyped_storage().resize_(8)
+try:
+    dist.ProcessGroup.allreduce(group, [short], dist.AllreduceOptions())
+except ValueError as error:
+    assert "resized to 8" in str(error)
+assert calls == [4], calls
 dist.destroy_process_group()
 """
     two(code)
@@ -200,10 +211,10 @@ assert work.wait()  # of a group that has ended
 
 def test_an_error_of_the_start_ends_the_backward_pass(two):
     code = """
-def start(tensor):
+def start(*bucket):
     raise ValueError("no such bucket")
 
-group.start_sum = start
+group.start_sum, group.keep_started = start, lambda tensor: print("kept", tensor.numel())
 try:
     train(1)
 except ValueError as error:
@@ -211,7 +222,7 @@ except ValueError as error:
 del group.start_sum
 dist.destroy_process_group()
 """
-    assert two(code) == ["no such bucket\n"] * 2
+    assert two(code) == ["kept 161\nno such bucket\n"] * 2
 
 
 def test_no_group_lives_longer_for_it(two):

@@ -197,15 +197,22 @@ def tensors_are_kept_for_the_side_stream_unless_the_caller_has_waited(rank, n):
         assert fake.kept == ["side", "side", "side"]
 
 
+def _told(tensor):
+    """What the bridge tells of a tensor."""
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.get_device()
+
+
 def the_bridge_starts_sums_on_the_side_stream(rank, n):
     fake = Fake()
     with fake.device() as device:
         group, x = fake.group, torch.full((3,), float(rank))
-        assert group.start_sum(x) is None and fake.noted == []  # no GPU is open
+        assert group.start_sum(*_told(x)) is None  # no GPU is open
         group._device = device
-        for times in range(2):
+        assert group.start_sum(*_told(x)) is None and fake.noted == []  # nothing is kept yet
+        dist.all_reduce(x, group=group, async_op=True)
+        for times in range(1, 3):
             fake.noted.clear()
-            assert group.start_sum(x) == fake.async_stream.id
+            assert group.start_sum(*_told(x)) == fake.async_stream.id
             assert fake.noted == ["side waits for main", "all_reduce on side"]
             assert x.tolist() == [n**times * n * (n - 1) / 2] * 3
         group.check_started()
@@ -221,6 +228,8 @@ def the_bridge_leaves_other_sums_to_the_method(rank, n):
     with fake.device() as device:
         group, x = fake.group, torch.full((3,), float(rank))
         group._device = device
+        dist.all_reduce(x, group=group, async_op=True).wait()
+        fake.noted.clear()
         cases: tuple = (
             (device.batch, "posts", ["one"]),
             (group, "_failure", RankLostError("rank 7 has left")),
@@ -230,17 +239,19 @@ def the_bridge_leaves_other_sums_to_the_method(rank, n):
         )
         for where, name, value in cases:
             with mock.patch.object(where, name, value):
-                assert group.start_sum(x) is None, name
-        assert group.start_sum(x.as_subclass(Elsewhere)) is None
+                assert group.start_sum(*_told(x)) is None, name
+        for other in (x.as_subclass(Elsewhere), x[:2], x.to(torch.int32)):
+            assert group.start_sum(*_told(other)) is None
         assert (fake.noted, fake.kept) == ([], [])
         interrupt = mock.patch.object(device._state, "run", side_effect=KeyboardInterrupt)
         with interrupt, pytest.raises(KeyboardInterrupt):
-            group.start_sum(x)
+            group.start_sum(*_told(x))
+        group.keep_started(x)
         assert fake.kept == ["side"]
         lost = mock.patch.object(device._state, "run", side_effect=RankLostError("7 has left"))
         with lost, pytest.raises(dist.DistBackendError, match="7 has left"):
-            group.start_sum(x)
-        assert group._failure is not None and group.start_sum(x) is None
+            group.start_sum(*_told(x))
+        assert group._failure is not None and group.start_sum(*_told(x)) is None
         group._device = None
 
 
