@@ -170,6 +170,36 @@ def test_outside_of_a_group_the_only_thread_is_refused_at_once():
     assert all("one thread a rank, or inside group()" in line for line in said)
 
 
+IN_TURN = """
+import numpy, ringcoll
+comms = ringcoll.init_all(3, device="cpu", timeout=50)
+for comm in comms:
+    try:
+        comm.all_reduce(numpy.ones(4))
+    except ringcoll.Error as error:
+        print(type(error).__name__, error)
+comms = ringcoll.init_all(2, device="cpu", timeout=50)
+first, second = numpy.ones(3), numpy.ones(3)
+work = comms[0].all_reduce(first, async_op=True)  # by a thread of rank 0's own
+comms[1].all_reduce(second)
+work.wait()
+print(first[0], second[0])
+"""
+
+
+def test_the_only_thread_cannot_make_the_calls_of_ranks_in_turn():
+    command = [sys.executable, "-W", "error", "-c", IN_TURN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=45, check=False)
+    assert done.returncode == 0, done.stderr
+    refused, *aborted, last = done.stdout.splitlines()
+    assert last == "2.0 2.0"
+    assert refused == (
+        "UsageError all_reduce (call 1) on rank 0: this thread is the only one, and would wait for "
+        "ranks 1, 2 for ever; make this call with one thread a rank, or inside group()"
+    )
+    assert [line.partition(" ")[0] for line in aborted] == ["AbortedError"] * 2
+
+
 def test_the_main_thread_may_hold_one_rank():
     comms, arrays = ringcoll.init_all(2, timeout=20), {}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping
 
 from ringcoll.bootstrap.contract import named
-from ringcoll.errors import MismatchError
+from ringcoll.errors import MismatchError, UsageError
 from ringcoll.executors.cpu.cpu_call import ActiveCall
 from ringcoll.executors.mismatch import different_calls, late_call
 from ringcoll.executors.node_signals import NodeSignals
@@ -103,6 +104,8 @@ class CallEntries:
         if active is None:
             self.fabric.wait(ready, deadline=self.fabric.deadline(), describe=lambda: "no call")
             return
+        if self.fabric.threads and threading.active_count() == 1 and not ready():
+            self._refuse_alone(active)
         began = time.monotonic()
 
         looks, every = itertools.count(1), 10 if self.fabric.notify is None else 1
@@ -122,6 +125,16 @@ class CallEntries:
             describe=lambda: self.late(active, timeout),
             peers=lambda: self.absent(active),
         )
+
+    def _refuse_alone(self, active: ActiveCall) -> None:
+        """Refuse to wait for ranks that are threads where there is no other thread."""
+        absent = self.absent(active)
+        if absent:
+            raise UsageError(
+                f"{active.prepared.call.collective} (call {active.epoch}) on rank {self.rank}: "
+                f"this thread is the only one, and would wait for {named(absent)} for ever; make "
+                f"this call with one thread a rank, or inside group()"
+            )
 
     def absent(self, active: ActiveCall) -> list[int]:
         """The ranks that have not entered a call: it cannot end if one of them has left."""
