@@ -20,6 +20,7 @@ A test with the marker is run by one thread a rank; it takes the fixture ``comm`
 from __future__ import annotations
 
 import functools
+import inspect
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
@@ -45,7 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return  # a marked test without comm is refused by its own setup
     options = dict(marker.kwargs)
     nranks = options.pop("nranks", marker.args[0] if marker.args else 2)
-    counts = list(nranks) if isinstance(nranks, Sequence) else [nranks]
+    counts = (list(nranks) if isinstance(nranks, Sequence) else [nranks]) or [0]
     device = options.pop("device", "cpu")
     worlds = [(count, device, options) for count in counts]
     metafunc.parametrize(_COMM, worlds, ids=[f"{n}ranks" for n in counts], indirect=True)
@@ -71,6 +72,13 @@ def _refusal(item: pytest.Item, marker: pytest.Mark) -> str | None:
             "the marker ringcoll takes nranks and options by name, as "
             "@pytest.mark.ringcoll(nranks=[2, 4], timeout=5)"
         )
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
+        return (
+            "a coroutine cannot run on ranks, which are threads; let a plain test call asyncio.run"
+        )
+    nranks = cast("Any", item).callspec.params[_COMM][0]
+    if not isinstance(nranks, int) or nranks < 1:
+        return f"the marker ringcoll: nranks={nranks!r}: wanted a number from 1, or a list of such"
     from ringcoll.config import starting
     from ringcoll.errors import UsageError
 

@@ -217,7 +217,26 @@ def test_fixture_runs_a_function_on_ranks(outcomes):
             @pytest.mark.ringcoll(nranks=0)
             def test_nobody(comm): ...
             """,
-            "*nranks=0*",
+            "*.py:3: test_nobody*: the marker ringcoll: nranks=0: wanted a number from 1*",
+        ),
+        (
+            """
+            import pytest
+
+            @pytest.mark.ringcoll(nranks=[])
+            def test_no_number(comm): ...
+            """,
+            "*test_no_number*: the marker ringcoll: nranks=0: wanted a number from 1*",
+        ),
+        (
+            """
+            import pytest
+
+            @pytest.mark.ringcoll(nranks=2)
+            async def test_later(comm):
+                assert False
+            """,
+            "*test_later*: a coroutine cannot run on ranks*",
         ),
         (
             """
