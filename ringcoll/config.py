@@ -10,12 +10,15 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError, nearest
 from ringcoll.options import OPTION_TYPES, AlgorithmName, Engine, ProtocolName, check_fields
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _T = TypeVar("_T")
 
@@ -77,6 +80,11 @@ class Config:
     accumulate: Accumulate | None = None
     verify: bool | None = None
     tag: str | None = None
+
+    def __new__(cls, *_values: object, **named: object) -> Self:
+        """Refuse an option that there is not, before Python does, in the words of a call."""
+        _refuse_unknown("Config", named, OPTIONS)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -159,8 +167,9 @@ class Settings:
 
     def agreed(self) -> bytes:
         """The settings that ranks must share, as JSON."""
-        shared = {name: getattr(self, name) for name in SETTINGS if name not in _OWN}
-        return json.dumps(shared, sort_keys=True).encode()
+        shared = ((name, getattr(self, name)) for name in SETTINGS if name not in _OWN)
+        given = {name: value for name, value in shared if value is not None}
+        return json.dumps(given, sort_keys=True).encode()
 
 
 OPTIONS = tuple(field.name for field in fields(Config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -458,6 +459,7 @@ def test_debug_logs_what_is_chosen_once_for_each_new_call(caplog):
     said = [r.getMessage() for r in caplog.records if r.levelname == "DEBUG"]
     assert quiet == []
     assert 'agreed on {"accumulate": "wide"' in said[0]
+    assert json.loads(f"[{said[0].partition('agreed on ')[2]}]")[1] == {"device": "auto"}
     assert [line.partition(",")[0] for line in said[1:]] == [
         "rank 0: all_reduce count=1000 dtype=float64 op=sum tag=grads",
         "rank 0: all_reduce count=1000 dtype=float64 op=sum",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -240,6 +241,13 @@ def test_whose_environment_cannot_be_read_is_said(monkeypatch):
     words = f"init in process {os.getpid()} on host .*: environment variable RINGCOLL_SLICE"
     with pytest.raises(ArgumentError, match=words):
         ringcoll.init()
+
+
+def test_an_option_that_there_is_not_is_refused_in_the_words_of_a_call():
+    with pytest.raises(ArgumentTypeError, match="Config: there is no option 'algoritm'; did you"):
+        Config(algoritm="ring")  # type: ignore[call-arg]
+    config = Config("ring", slices=4)
+    assert copy.deepcopy(config) == copy.copy(config) == replace(config) == config
 
 
 def test_what_ranks_must_share():

@@ -295,8 +295,9 @@ def communicator_on(
 
 def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int | None) -> RankState:
     # Rank 0 says beside it whether there may be a table, which takes another exchange.
-    mine = config.agreed() + settings.agreed(), b"+" * maybe_tuned(fabric, settings)
-    received = fabric.allgather(b"\0".join(mine), what="init")
+    options = b", ".join((config.agreed(), settings.agreed()))
+    table = b"+" * maybe_tuned(fabric, settings)
+    received = fabric.allgather(options + b"\0" + table, what="init")
     given = [part.rpartition(b"\0")[0] for part in received]
     for rank, other in enumerate(given):
         if other != given[0]:
