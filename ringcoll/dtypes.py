@@ -84,6 +84,7 @@ DTYPES: tuple[DType, ...] = (
 
 _BY_NAME: Mapping[str, DType] = {n: row for row in DTYPES for n in (row.name, *row.aliases)}
 _BY_NUMPY: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}
+_NEAREST = {"f": np.dtype("float64"), "c": np.dtype("complex128")}  # to numpy's longdouble
 
 
 def dtype_of(spec: object) -> DType:
@@ -101,8 +102,22 @@ def dtype_of(spec: object) -> DType:
                 row = None
     if row is None:
         names = ", ".join(row.name for row in DTYPES)
-        raise ArgumentTypeError(f"dtype={spec!r} is not one of {names} (native byte order)")
+        raise ArgumentTypeError(
+            f"dtype={spec!r} is not one of {names} (native byte order){_instead_of(spec)}"
+        )
     return row
+
+
+def _instead_of(spec: object) -> str:
+    """What to do about a type of numpy's that is none of ours; "" where that depends."""
+    if not isinstance(spec, np.dtype):
+        return ""
+    for near in (spec.newbyteorder("="), _NEAREST.get(spec.kind, spec)):
+        if near in _BY_NUMPY:
+            return f": pass x.astype({near.name!r})"
+    if spec.kind in "mM":
+        return ": pass x.view('int64')"
+    return ": pass x.view('uint8'), the bytes" if spec.type is np.void else ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

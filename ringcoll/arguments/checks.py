@@ -135,6 +135,12 @@ def spread_buffers(
         count = segment(name, rank, nranks, wide_name, large.size)
         return large[rank * count : (rank + 1) * count], large, True
     small = view(name, rank, narrow_name, narrow, narrow_name == written)
+    if small.size and nranks > 1 and small.size == large.size * nranks:
+        raise ArgumentError(
+            f"{name} on rank {rank}: {wide_name} has {large.size} elements, {narrow_name} "
+            f"{small.size}, which are {nranks} times as many: are they swapped? sendbuf comes "
+            f"before recvbuf"
+        )
     if large.size % nranks and small.size:
         raise ArgumentError(
             f"{name} on rank {rank}: {wide_name} has {large.size} elements, {narrow_name} "

@@ -155,6 +155,14 @@ def test_a_wide_buffer_has_one_segment_a_rank(name):
         call(name, *pair, root=2)
 
 
+@pytest.mark.parametrize("name", WIDE_RECV + WIDE_SEND)
+def test_swapped_buffers_are_told(name):
+    wide, narrow = np.zeros(12), np.zeros(3)
+    pair = (wide, narrow) if name in WIDE_RECV else (narrow, wide)
+    with pytest.raises(ArgumentError, match="which are 4 times as many: are they swapped"):
+        call(name, *pair, root=2)
+
+
 @pytest.mark.parametrize("name", [*WIDE_RECV, *WIDE_SEND, "all_to_all"])
 def test_a_remainder_is_refused_never_dropped(name):
     wide = np.zeros(13)
