@@ -38,7 +38,7 @@ def as_torch_error(error: BaseException) -> BaseException:
     ):
         return error
     if isinstance(error, DeadlineError):
-        return _failure(f"Timed out : {error}")
+        return _failure(f"Timed out : {error} (a group's timeout is init_process_group's)")
     if isinstance(error, (RankLostError, ClosedError)):
         return _failure(f"Connection closed : {error}")
     if isinstance(error, Exception):
