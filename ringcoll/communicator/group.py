@@ -1,8 +1,9 @@
 """Groups: the calls of several ranks of this process, or of several pairs, made as one.
 
-Calls of one communicator run one after the other, as do calls of one pair in one direction; all
-others run concurrently, so that a pattern of sends and receives cannot deadlock. Sends and receives
-of CPU ranks are posted with those that are under way.
+Collectives of one communicator run one after the other, as do calls of one pair in one direction.
+Messages that stand between two collectives of their communicator run between them, on CPU ranks;
+all else runs concurrently, so that a pattern of sends and receives cannot deadlock. Sends and
+receives of CPU ranks are posted with those that are under way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.progress import Progress
@@ -21,8 +22,9 @@ from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.failures import error_text, more_frames, settle
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.work import Work
+from ringcoll.errors import AbortedError, UsageError
 from ringcoll.executors.contract import GroupCall, LaunchRequest
-from ringcoll.executors.drive import Task, drive
+from ringcoll.executors.drive import Task, drive, together
 from ringcoll.fabric import Fabric, each
 
 
@@ -59,7 +61,9 @@ class Group:
     def __init__(self) -> None:
         self.items: list[Item | Control] = []
         self.alive: list[object] = []
-        self.work = Work("of a group", not_started="the group that it belongs to has not ended")
+        self.work = _work()
+        """Of the innermost body, which may be discarded alone."""
+        self.works = [self.work]
 
     def add(self, state: RankState, call: Launched, timeout: float | None, alive: object) -> None:
         """Add a call to run at the end of the group; keeps its arrays ``alive`` until then."""
@@ -73,24 +77,33 @@ class Group:
         self.items.append((state, ControlCall(run), None))
 
 
+def _work() -> Work:
+    return Work("of a group", not_started="the group that it belongs to has not ended")
+
+
 def current() -> Group | None:
-    """The group of this thread, or None."""
-    return of_thread.group
+    """The group of this thread, or None; one that another thread has left has ended."""
+    found = of_thread.group
+    if found is not None and found not in open_groups:
+        of_thread.group = found = None
+    return found
 
 
 @contextlib.contextmanager
 def group() -> Iterator[None]:
     """Collect the calls of the body and run them together at its end; nests.
 
-    Calls of several communicators, collectives, sends and receives may be mixed; those of one
-    communicator keep their order. An exception in the body discards the group and aborts its
-    communicators, so that the other ranks do not wait for calls that are never made.
+    Calls of several communicators, collectives, sends and receives may be mixed. Those of one
+    communicator keep their order, but its sends and receives between two collectives run at once,
+    and on GPUs all of them after the collectives. An exception in the body discards the group and
+    aborts its communicators, so that the other ranks do not wait for calls that are never made.
 
     Where ranks are threads, ``empty``, ``register``, ``split`` and ``shrink`` are collected too, so
     that one thread can hold all ranks of :func:`ringcoll.init_all`. Such an array can be written at
     once; such a communicator is made when the group ends.
 
     Raises:
+        UsageError: the body ends in another thread than it began in; its calls are discarded.
         Error: what one of the calls raises; none of them may be repeated alone.
 
     Example:
@@ -105,24 +118,34 @@ def group() -> Iterator[None]:
     """
     outer = current()
     if outer is not None:
-        first = len(outer.items)
+        first, before = (len(outer.items), len(outer.works)), outer.work
+        outer.work = _work()
+        outer.works.append(outer.work)
         try:
             yield
         except BaseException as error:
-            _discard(outer.items, first, error)
+            _discard(outer, *first, error)
             raise
+        finally:
+            outer.work = before
         return
     mine = Group()
     open_groups.add(mine)
     of_thread.group = mine
     try:
         yield
+        if of_thread.group is not mine:
+            raise UsageError(
+                "group(): the block ends in another thread than it began in: none of its calls is "
+                "made; leave it in the thread that has entered it"
+            )
     except BaseException as error:
-        _discard(mine.items, 0, error)
+        _discard(mine, 0, 0, error)
         raise
     finally:
-        of_thread.group = None
         open_groups.discard(mine)
+        if of_thread.group is mine:
+            of_thread.group = None
     states = {id(state): state for state, _, _ in mine.items}
     try:
         with contextlib.ExitStack() as held:
@@ -136,16 +159,21 @@ def group() -> Iterator[None]:
         for state in states.values():
             state.fail(error)
             state.quarantine(tuple(mine.alive))
-        mine.work._end(error)
+        for work in mine.works:
+            work._end(error)
         raise
-    mine.work._end()
+    for work in mine.works:
+        work._end()
 
 
-def _discard(items: list[Item | Control], first: int, error: BaseException) -> None:
+def _discard(group: Group, first: int, first_work: int, error: BaseException) -> None:
     """Drop the calls of a body that raised, and abort their communicators."""
-    for state, _, _ in items[first:]:
-        state.abort(f"a group was left by {error_text(error)}")
-    del items[first:]
+    why = f"a group was left by {error_text(error)}"
+    for state, _, _ in group.items[first:]:
+        state.abort(why)
+    for work in group.works[first_work:]:
+        work._end(AbortedError(f"{why}: none of its calls was made"))
+    del group.items[first:], group.works[first_work:]
 
 
 def _run_in_stages(items: list[Item | Control]) -> None:
@@ -257,19 +285,44 @@ def _launches(calls: list[tuple[RankState, list[LaunchRequest]]]) -> list[Task]:
 
 
 def _tasks(items: list[Item]) -> list[Task]:
+    """Tasks for the calls of all communicators, which run concurrently."""
+    own: dict[int, list[Item]] = {}
+    for item in items:
+        if not isinstance(item[1], GroupCall):
+            own.setdefault(id(item[0]), []).append(item)
+    runs = [_runs(of) for of in own.values()]
+    at_once = list(chain.from_iterable(chain.from_iterable(of) for of in runs if len(of) == 1))
+    return [*_unordered(at_once), *(_in_order(of) for of in runs if len(of) > 1)]
+
+
+def _runs(items: list[Item]) -> list[list[Item]]:
+    """The calls of one communicator in parts that run one after the other.
+
+    One part of GPU ranks: which of their calls is ready is not known on the host.
+    """
+    if items[0][0].on_gpu:
+        return [items]
+    return [list(part) for _, part in groupby(items, key=lambda item: isinstance(item[1], Call))]
+
+
+def _in_order(runs: list[list[Item]]) -> Task:
+    for items in runs:
+        yield from together(_unordered(items))
+
+
+def _unordered(items: list[Item]) -> list[Task]:
+    """Tasks for messages and for the collectives of each communicator."""
     calls: dict[int, tuple[RankState, list[LaunchRequest]]] = {}
     messages: dict[int, tuple[Progress, list[tuple[Call, float]]]] = {}
     pairs: dict[tuple[int, int, bool], tuple[RankState, list[Call], float]] = {}
     for item in items:
         state, call, _ = item
-        if isinstance(call, GroupCall):
-            continue
-        if not isinstance(call, Call):
+        if isinstance(call, LaunchRequest):
             calls.setdefault(id(state), (state, []))[1].append(call)
-        elif state.progress is not None and not call.shown:
+        elif isinstance(call, Call) and state.progress is not None and not call.shown:
             own = messages.setdefault(id(state), (state.progress, []))[1]
             own.append((call, _timeout(item)))
-        else:
+        elif isinstance(call, Call):
             key = id(state), call.peer, call.send is not None
             pairs.setdefault(key, (state, [], _timeout(item)))[1].append(call)
     return [

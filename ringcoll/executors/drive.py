@@ -185,6 +185,12 @@ def steps(lanes: list[Lane]) -> Task:
 
 def drive(tasks: list[Task], idle: Idle) -> None:
     """Run tasks in turns on this thread; an exception of one ends all: the caller aborts them."""
+    for pause in together(tasks):
+        _wait(pause, idle)
+
+
+def together(tasks: Iterable[Task]) -> Task:
+    """Tasks in turns, as one that pauses while none of them can move."""
     blocked: list[tuple[Task, Pause]] = []
     for task in tasks:
         pause = next(task, None)
@@ -203,18 +209,25 @@ def drive(tasks: list[Task], idle: Idle) -> None:
                 still.append((task, following))
         blocked = still
         if not moved and blocked:
-            _wait([pause for _, pause in blocked], idle)
+            yield _any_of([pause for _, pause in blocked])
 
 
-def _wait(pauses: list[Pause], idle: Idle) -> None:
-    """Sleep until a paced row ends if nothing else can become ready, else wait for a signal."""
+def _any_of(pauses: list[Pause]) -> Pause:
+    """A pause until one of these ends; it has a time only if nothing else can become ready."""
     untils = [pause.until for pause in pauses if pause.until is not None]
     if len(untils) < len(pauses):
-        idle(lambda: any(pause.ready() for pause in pauses))
+        return Pause(lambda: any(pause.ready() for pause in pauses))
+    # Not any(): each polls for its signals.
+    return Pause(lambda: bool(sum(pause.ready() for pause in pauses)), min(untils))
+
+
+def _wait(pause: Pause, idle: Idle) -> None:
+    """Sleep until a paced row ends if nothing else can become ready, else wait for a signal."""
+    if pause.until is None:
+        idle(pause.ready)
         return
-    due = min(untils)
-    while not sum(pause.ready() for pause in pauses):  # not any(): each polls for its signals
-        time.sleep(max(0.0, min(due - time.monotonic(), POLL_SECONDS)))
+    while not pause.ready():
+        time.sleep(max(0.0, min(pause.until - time.monotonic(), POLL_SECONDS)))
 
 
 def _sleep_until(due: float, waits: tuple[Wait, ...] = (), base: int = 0) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -68,6 +69,41 @@ def test_calls_of_one_communicator_keep_their_order(ranks):
             comm.all_reduce(x, op="prod")
             comm.broadcast(x, root=2)
     assert [set(x) for x in xs] == [{27.0}] * 3
+
+
+@pytest.mark.parametrize("count", [10, 1000, 200_000])
+def test_messages_keep_their_place_among_collectives(count):
+    """Each takes what the one before it has left; 2 ranks, so that any other order shows."""
+
+    def work(comm):
+        other, found = 1 - comm.rank, []
+        for _ in range(20):
+            x, y = np.full(count, 1.0), np.zeros(count)
+            z = np.zeros(2 * count)
+            with ringcoll.group():
+                comm.all_reduce(x)  # 2
+                comm.send(x, other)
+                comm.recv(y, other)  # 2
+                comm.all_reduce(y)  # 4
+                comm.all_gather_v(y, z, [count, count])
+                comm.all_reduce(z, op="prod")  # 16
+                comm.send(z[:count], other)
+                comm.recv(x, other)
+            found.append([set(each) for each in (x, y, z)])
+        return found
+
+    assert ringcoll.spawn(work, 2, device="cpu") == [[[{16.0}, {4.0}, {16.0}]] * 20] * 2
+
+
+def test_messages_keep_their_place_among_collectives_of_ranks_in_one_thread(ranks):
+    xs, ys = [np.full(300, 1.0 + comm.rank) for comm in ranks], [np.zeros(300) for _ in ranks]
+    with ringcoll.group():
+        for comm, x, y in zip(ranks, xs, ys, strict=True):
+            comm.all_reduce(x)
+            comm.send(x, (comm.rank + 1) % 3)
+            comm.recv(y, (comm.rank + 2) % 3)
+            comm.all_reduce(y)
+    assert [(set(x), set(y)) for x, y in zip(xs, ys, strict=True)] == [({6.0}, {18.0})] * 3
 
 
 def test_pairs_of_ranks_in_one_thread(ranks):
@@ -236,6 +272,62 @@ def test_work_of_a_group_that_fails_has_its_error(ranks):
     assert isinstance(works[0].exception(), MismatchError)
     with pytest.raises(MismatchError):
         works[1].wait()
+
+
+def test_work_of_a_body_that_raised_ends_with_an_error(ranks):
+    x, others = np.ones(2), ringcoll.init_all(2, device="cpu")
+    with pytest.raises(ValueError, match="stop"), ringcoll.group():
+        alone = ranks[0].all_reduce(x, async_op=True)
+        raise ValueError("stop")
+    with ringcoll.group():
+        outer = [comm.all_reduce(np.ones(2), async_op=True) for comm in others]
+        with contextlib.suppress(ValueError), ringcoll.group():
+            with ringcoll.group():
+                innermost = ranks[1].all_reduce(x, async_op=True)
+            inner = ranks[2].all_reduce(x, async_op=True)
+            raise ValueError("and again")
+        with ringcoll.group():
+            last = others[0].barrier(async_op=True), others[1].barrier(async_op=True)
+        assert not outer[0].done()
+    for work, why in ((alone, "stop"), (innermost, "and again"), (inner, "and again")):
+        assert work.done()
+        with pytest.raises(AbortedError, match=f"{why}: none of its calls was made"):
+            work.wait()
+    for work in (*outer, *last):
+        work.wait()
+    assert x.tolist() == [1.0, 1.0]
+    for comm in others:
+        comm.close()
+
+
+def test_a_group_that_another_thread_leaves_is_refused_and_has_ended():
+    comms, found = ringcoll.init_all(2, device="cpu"), []
+    stack = contextlib.ExitStack()
+    stack.enter_context(ringcoll.group())
+    for comm in comms:
+        comm.all_reduce(np.ones(2))
+
+    def leave():
+        try:
+            stack.close()
+        except UsageError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert "in another thread than it began in" in found[0]
+    for comm in comms:  # they were to make calls that nobody makes
+        with pytest.raises((AbortedError, ClosedError)):
+            comm.all_reduce(np.ones(2))
+    others = ringcoll.init_all(2, device="cpu")
+    xs = [np.ones(2) for _ in others]
+    with ringcoll.group():
+        for comm, x in zip(others, xs, strict=True):
+            comm.all_reduce(x)
+    assert [x.tolist() for x in xs] == [[2.0, 2.0]] * 2
+    for comm in (*comms, *others):
+        comm.close()
 
 
 def test_a_group_waits_for_the_asynchronous_calls_before_it():
