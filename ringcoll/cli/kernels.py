@@ -169,10 +169,16 @@ def _print_recent(recent: Sequence[Compilation]) -> None:
 def _compile(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
     """Fill the cache folder, a line for each architecture; archives of a wheel on request."""
     from ringcoll.executors.cuda.cache import KernelCache
-    from ringcoll.executors.cuda.compile import nvrtc_version
+    from ringcoll.executors.cuda.compile import check_archs, nvrtc_version
     from ringcoll.executors.cuda.shipped import ShippedKernels, write_archive
     from ringcoll.executors.cuda_nodes.standard import RANKS, standard_sources
 
+    # A table that ends in an error would look like a beginning.
+    check_archs(*args.arch)
+    if KernelCache(folder).folder is None:
+        raise MachineError(
+            f"{folder}: cannot write kernels there; set RINGCOLL_CACHE_DIR to another folder"
+        )
     show = partial(print, flush=True) if args.json != "-" else _silent
     sources = standard_sources(args.ranks or RANKS)
     show(f"{len(sources)} kernels, kept in {folder}\n")
@@ -181,10 +187,6 @@ def _compile(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
     for arch in args.arch:
         shipped = None if args.out is not None else ShippedKernels()
         cache = KernelCache(folder, shipped)
-        if cache.folder is None:
-            raise MachineError(
-                f"{folder}: cannot write kernels there; set RINGCOLL_CACHE_DIR to another folder"
-            )
         start, cpu = time.perf_counter(), time.process_time()
         with progress(f"compiling for {arch}", len(sources), partial(_ready, cache)):
             cubins = cache.compile_all(sources, arch, f"ringcoll kernels {arch}")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringcoll.cli import main
+from ringcoll.errors import MachineError
 from ringcoll.executors.cuda import cache as caching
 from ringcoll.executors.cuda import compile as compiling
 from ringcoll.executors.cuda import shipped as shipping
@@ -33,8 +34,9 @@ def stand_in(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ringcoll.executors.cuda_nodes.standard", module)
     compiled = lambda source, arch, **_: f"{source}{arch}".encode().ljust(2048)  # noqa: E731
     monkeypatch.setattr(caching, "compile_kernel", compiled)
-    for where in (caching, compiling):
-        monkeypatch.setattr(where, "nvrtc_version", lambda: (12, 9))
+    nvrtc = SimpleNamespace(getVersion=lambda: (12, 9), getSupportedArchs=lambda: [80, 90, 100])
+    monkeypatch.setattr(compiling, "_nvrtc", lambda: nvrtc)
+    monkeypatch.setattr(caching, "nvrtc_version", lambda: (12, 9))
 
 
 def cells(out):
@@ -131,3 +133,33 @@ def test_ranks_are_those_of_the_communicators(capsys):
         with pytest.raises(SystemExit):
             main(["kernels", "sm_90", "--ranks", wrong])
         assert "wanted numbers from 2 to 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_cupy", [True, False])
+@pytest.mark.parametrize("words", [["sm90"], ["sm_80", "90"], ["sm_x", "--json", "-"]])
+def test_a_name_that_is_no_architecture_is_refused_first(words, has_cupy, capsys, monkeypatch):
+    if not has_cupy:
+        without_cupy(monkeypatch)
+    assert main(["kernels", *words]) == 2
+    out, err = capsys.readouterr()
+    wrong = next(word for word in words if word != "sm_80")
+    assert out == "" and err.count("\n") == 1
+    assert f"{wrong!r} is no architecture of a GPU: write sm_" in err and "such as sm_90" in err
+
+
+def test_no_header_comes_before_an_error(capsys, monkeypatch):
+    assert main(["kernels", "sm_90", "sm_70"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "compiles for sm_80, sm_90, sm_100; not for 'sm_70'" in err) == ("", True)
+    without_cupy(monkeypatch)
+    assert main(["kernels", "sm_90"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "ranks on GPUs need CuPy" in err) == ("", True)
+
+
+def without_cupy(monkeypatch):
+    def missing():
+        raise MachineError("ranks on GPUs need CuPy (no module): pip install it")
+
+    monkeypatch.setattr(compiling, "_nvrtc", missing)
+    monkeypatch.setattr(caching, "nvrtc_version", missing)

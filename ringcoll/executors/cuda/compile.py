@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import log
-from ringcoll.errors import MachineError
+from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.folders import pip_install
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
@@ -71,12 +71,39 @@ def has_nvrtc() -> bool:
     return True
 
 
+def check_archs(*archs: str) -> None:
+    """Refuse what is no architecture, also without NVRTC, and what NVRTC cannot compile for."""
+    numbers = {}
+    for arch in archs:
+        found = re.fullmatch(r"sm_(\d+)[af]?", arch)
+        if found is None:
+            raise ArgumentError(
+                f"{arch!r} is no architecture of a GPU: write sm_ and the digits of its compute "
+                f"capability, such as sm_90 for 9.0"
+            )
+        numbers[arch] = int(found[1])
+    nvrtc = _nvrtc()
+    known = sorted(nvrtc.getSupportedArchs())
+    for arch, number in numbers.items():
+        if number in known:
+            continue
+        names = ", ".join(f"sm_{each}" for each in known)
+        message = f"{_title(nvrtc)} compiles for {names}; not for {arch!r}"
+        if number < known[0]:
+            message += f": GPUs before it need CUDA 12, {pip_install('cu12')}"
+        elif number > known[-1]:
+            message += ": a newer GPU needs a newer NVRTC, pip install -U nvidia-cuda-nvrtc"
+        else:  # such as 110, which CUDA 12 lacks, though it has 120
+            message += f": another CUDA may, {advice()}"
+        raise MachineError(message)
+
+
 def compile_kernel(source: str, arch: str, *, headers: Mapping[str, bytes] | None = None) -> bytes:
     """The cubin of a kernel; other threads run meanwhile. An error holds the compiler's text."""
     nvrtc = _nvrtc()
     if _stop.value:
         raise MachineError("no kernel is compiled any more: the program ends")
-    _check_arch(nvrtc, arch)
+    check_archs(arch)
     if headers is None:
         headers = read_headers()
     names = [header.encode() for header in headers]
@@ -154,23 +181,6 @@ def _nvrtc() -> Any:
 
 def _title(nvrtc: Any) -> str:
     return "NVRTC {}.{}".format(*nvrtc.getVersion())
-
-
-def _check_arch(nvrtc: Any, arch: str) -> None:
-    """Refuse what this NVRTC cannot compile for, with the way out."""
-    known = sorted(nvrtc.getSupportedArchs())
-    found = re.fullmatch(r"sm_(\d+)[af]?", arch)
-    number = int(found[1]) if found else None
-    if number in known:
-        return
-    message = f"{_title(nvrtc)} compiles for sm_{', sm_'.join(map(str, known))}; not for {arch!r}"
-    if number is not None and number < known[0]:
-        message += f": GPUs before it need CUDA 12, {pip_install('cu12')}"
-    elif number is not None and number > known[-1]:
-        message += ": a newer GPU needs a newer NVRTC, pip install -U nvidia-cuda-nvrtc"
-    elif number is not None:  # such as 110, which CUDA 12 lacks, though it has 120
-        message += f": another CUDA may, {advice()}"
-    raise MachineError(message)
 
 
 def _shortened(log: str) -> str:
