@@ -16,7 +16,9 @@ ringcoll report                          the records of this checkout, as report
 ringcoll report runs --out runs.html     records that `ringcoll bench --json` wrote into runs/
 """
 
-_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+_FOLDER = Path("benchmarks", "results")
+_RESULTS = Path(__file__).parents[2] / _FOLDER
+"""The records of the checkout that this package is of; nothing where it was copied from one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="FOLDER",
-        help="whose .json files are drawn (default: benchmarks/results of the checkout)",
+        help="whose .json files are drawn (default: benchmarks/results of the checkout, "
+        "or of the current folder)",
     )
     parser.add_argument(
         "--out",
@@ -40,8 +43,17 @@ def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll report``."""
     check_target("--out", args.out)
     new_figure((1.0, 1.0), "page.svg")  # needs matplotlib
-    folder = args.folder or _RESULTS
-    if args.folder is None and not folder.is_dir():
-        raise ArgumentError("this installation has no records: name a FOLDER with some")
+    folder = _usual() if args.folder is None else args.folder
     write_text("--out", args.out, page(read_folder(folder)))
     return 0
+
+
+def _usual() -> Path:
+    """The records of this package's checkout, or of the one that the command is called in."""
+    for folder in (_RESULTS, _FOLDER):
+        if any(folder.glob("*.json")):
+            return folder
+    raise ArgumentError(
+        f"FOLDER: neither this installation nor the current folder has records in {_FOLDER}; "
+        f"name a folder with some, such as {_FOLDER} of a checkout"
+    )

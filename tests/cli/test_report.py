@@ -186,14 +186,30 @@ def test_bytes_that_are_no_text_are_refused(tmp_path, capsys):
 
 def test_a_folder_that_has_none_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ringcoll.cli.report._RESULTS", tmp_path / "no")
+    monkeypatch.chdir(tmp_path)
     for words, said in (
         ([str(tmp_path)], f"{tmp_path} has no records: `ringcoll bench --json FILE` writes one"),
         ([str(tmp_path / "no")], f"{tmp_path / 'no'} is no folder"),
-        ([], "this installation has no records: name a FOLDER"),
+        ([], "FOLDER: neither this installation nor the current folder has records"),
+        ([], "name a folder with some, such as benchmarks/results of a checkout"),
         ([str(tmp_path), "--out", str(tmp_path / "no" / "page")], "--out"),
     ):
         assert main(["report", *words]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_an_installation_takes_the_records_of_the_checkout_it_is_called_in(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("ringcoll.cli.report._RESULTS", tmp_path / "no")
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    assert main(["report", "--out", "-"]) == 2
+    assert "such as benchmarks/results of a checkout" in capsys.readouterr().err
+    (results / "mine.json").write_text(json.dumps(calls(command="mine --own")), encoding="utf-8")
+    assert main(["report", "--out", "-"]) == 0
+    assert "<code>mine --own</code>" in capsys.readouterr().out
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch, capsys):
