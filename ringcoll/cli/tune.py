@@ -20,7 +20,7 @@ from ringcoll.bench.supervisor import Channel, supervise
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import check_target, progress, say_written
 from ringcoll.config import from_environment
-from ringcoll.errors import ArgumentError, Error
+from ringcoll.errors import ArgumentError, Error, did_you_mean
 from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.ranks is not None and args.ranks < 2:
         raise ArgumentError(f"--ranks {args.ranks}: at least 2, as one rank has nothing to choose")
     _refuse_options()
+    _collectives(args)  # ranks need not start to find a misspelt one
     settings = Settings(ranks=args.ranks, device=args.device, graphs=1)
     # Without MPI, so that the ranks have this terminal.
     start = decide(settings, os.environ, member=args.member is not None, has_mpi=False)
@@ -130,14 +131,8 @@ def _measure(args: argparse.Namespace) -> int:
 
     world = World(1, args.device)
     sizes = _sizes(args, on_gpu=world.on_gpu())
-    names = COLLECTIVES
-    if args.collectives is not None:
-        names = tuple(dict.fromkeys(args.collectives.split(",")))
-    for name in names:
-        if name not in COLLECTIVES:
-            raise ArgumentError(f"--collectives {name}: one of {', '.join(COLLECTIVES)}")
     table = None if args.check is None else str(Path(args.check).absolute())
-    sweep = Sweep(names, sizes, args.seconds, table)
+    sweep = Sweep(_collectives(args) or COLLECTIVES, sizes, args.seconds, table)
     found = tune(world, sweep, partial(_shown, "tuning" if table is None else "comparing"))
     if not (found.entries or found.checked or found.wrong):
         raise ArgumentError(f"--seconds {args.seconds:g}: too short for one size; pass more")
@@ -146,6 +141,20 @@ def _measure(args: argparse.Namespace) -> int:
     elif found.rank == 0:
         _compare(found, args)
     return 1 if found.wrong else 0
+
+
+def _collectives(args: argparse.Namespace) -> tuple[str, ...]:
+    """Those that are named, each once; none where all are tuned."""
+    if args.collectives is None:
+        return ()
+    from ringcoll.bench.tune import COLLECTIVES
+
+    names = tuple(dict.fromkeys(args.collectives.split(",")))
+    for name in names:
+        if name not in COLLECTIVES:
+            hint = did_you_mean(name, COLLECTIVES)
+            raise ArgumentError(f"--collectives {name}: one of {', '.join(COLLECTIVES)}{hint}")
+    return names
 
 
 @contextmanager

@@ -162,6 +162,7 @@ def test_the_summary_counts_what_is_slower_for_sure():
     ("words", "message"),
     [
         (["--collectives", "barrier"], "--collectives barrier: one of all_reduce"),
+        (["--collectives", "reduce,allreduce"], "all_to_all; did you mean all_reduce?"),
         (["--ranks", "1"], "--ranks 1: at least 2"),
         (["--factor", "1"], "--factor 1: at least 1 and 2"),
         (["--out", "/nowhere/t.json"], "--out /nowhere/t.json: No such file"),
@@ -217,6 +218,12 @@ def test_options_of_the_environment_that_leave_out_tables_are_refused(
     monkeypatch.setenv(f"RINGCOLL_{name}", value)
     assert main(["tune", "--ranks", "2", "--device", "cpu"]) != 0
     assert f"RINGCOLL_{name} is set, but calls with it take no table" in capsys.readouterr().err
+
+
+def test_a_misspelt_collective_is_refused_before_ranks_start(monkeypatch, capsys):
+    monkeypatch.setattr("ringcoll.cli.tune.supervise", lambda *_, **__: pytest.fail("they start"))
+    assert main(["tune", "--ranks", "2", "--device", "cpu", "--collectives", "allreduce"]) == 2
+    assert "--collectives allreduce: one of all_reduce" in capsys.readouterr().err
 
 
 def test_a_collective_named_twice_is_measured_once(monkeypatch):

@@ -194,6 +194,7 @@ def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):
     [
         (["--file", "none.xml"], "none.xml"),
         (["--preset", "dgx9"], "dgx1-p100"),
+        (["--preset", "dgx"], "did you mean dgx2?"),
         (["--file", DGX1, "--gpus", "0,8"], "there is no GPU 8; they are 0 to 7"),
         (["--file", TEMPLATE, "--gpus", "0"], "the machine has none"),
         (["--file", DGX1, "--gpus", "1,0,1"], "the same GPU is given twice"),

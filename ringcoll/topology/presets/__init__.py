@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element
 from ringcoll.topology.presets.compact import CpuKind, GpuKind, Machine, document_of_machine
@@ -201,7 +201,8 @@ def preset(name: str) -> System:
 def preset_document(name: str) -> Element:
     """The document of a machine of :data:`PRESETS`; errors as of ``preset``."""
     if name not in PRESETS:
-        raise ArgumentError(f"there is no machine {name!r}; there are {', '.join(PRESETS)}")
+        hint = did_you_mean(name, PRESETS)
+        raise ArgumentError(f"there is no machine {name!r}; there are {', '.join(PRESETS)}{hint}")
     return document_of_machine(PRESETS[name])
 
 
