@@ -6,6 +6,9 @@ end. An interruption is passed to the rank that has rows; the others serve its l
 ``GRACE`` seconds, and at once where there are no rows, every descendant is killed: this process is
 the subreaper of its descendants, so that none is lost when the launcher dies. When this process
 dies, the kernel kills the launcher and, with the launcher, the ranks.
+
+Ranks wait in loops. Where many share a core, this process has the share of one of them but has to
+look at all: it stops the job first, and has the core to itself.
 """
 
 from __future__ import annotations
@@ -187,7 +190,7 @@ class _Job:
             whose = f"process {died[0]}, a rank," if len(died) == 1 else "a rank"
             self._died = f"{whose} died; the other ranks were ended"
             self._limit()
-        self._reap()
+        self._collect(self._child)  # what it leaves behind can wait for the end
 
     def _read(self) -> None:
         while _is_ready(self._reading):
@@ -221,47 +224,74 @@ class _Job:
     def _interrupt(self, number: int) -> None:
         """Let the rank that has rows save them; a second interruption ends everything at once."""
         first, self._signal = self._signal is None, number
-        self._files |= leftovers(self._reap())
         self._deadline = min(self._deadline, time.monotonic())
         if first and self._rows is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._rows, signal.SIGINT)
+            self._note_files()
+            if _send(self._rows, signal.SIGINT):
                 self._deadline = time.monotonic() + GRACE
 
     def _limit(self) -> None:
-        """A rank has failed: the others have a moment to end."""
-        self._files |= leftovers(self._reap())
-        self._deadline = min(self._deadline, time.monotonic() + GRACE)
+        """A rank has failed: the others have a moment to end, which begins with the first."""
+        if self._deadline == float("inf"):
+            self._deadline = time.monotonic() + GRACE
+            self._note_files()
 
-    def _reap(self) -> list[int]:
+    def _note_files(self) -> None:
+        """Find the files that ranks have now, while no process of the job runs."""
+        stopped, _ = self._stop()
+        self._files |= leftovers(stopped)
+        for pid in stopped:
+            _send(pid, signal.SIGCONT)
+
+    def _stop(self) -> tuple[set[int], set[int]]:
+        """Stop every process of the job; which they are, and which of them started others."""
+        stopped = set(self._ranks)
+        for pid in stopped:  # before anything is read: most of those that wait in loops
+            _send(pid, signal.SIGSTOP)
+        while True:
+            children = _children()
+            found = [pid for pid in self._reap(children) if pid not in stopped]
+            for pid in found:  # the launcher first, which may be starting more
+                _send(pid, signal.SIGSTOP)
+            stopped.update(found)
+            if not found:
+                return stopped, {self._child, *children} & stopped
+
+    def _collect(self, pid: int) -> None:
+        """Let a child go that has ended; the status of the launcher is kept."""
+        with contextlib.suppress(ChildProcessError):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended == self._child:
+                self._status = os.waitstatus_to_exitcode(status)
+
+    def _reap(self, children: Mapping[int, list[int]] | None = None) -> list[int]:
         """Collect what has ended; the processes of the job that run."""
-        children = _children()
+        children = _children() if children is None else children
         found, left = [*children.get(os.getpid(), ())], []
         for pid in found:  # which grows
             if pid not in self._others:
                 found += children.get(pid, ())
                 left.append(pid)
         for pid in left:
-            with contextlib.suppress(ChildProcessError):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended == self._child:
-                    self._status = os.waitstatus_to_exitcode(status)
+            self._collect(pid)
         return [pid for pid in left if _is_alive(pid)]
 
     def _end(self) -> None:
         """End every process of the job."""
+        stopped, starters = self._stop()
+        self._files |= leftovers(stopped)
         late = time.monotonic() + _LAUNCHER_SECONDS
-        self._files |= leftovers(self._reap())
         if self._status is None:
             os.kill(self._child, signal.SIGTERM)
+        for pid in starters:  # to clean up; the ranks wait for their end
+            _send(pid, signal.SIGCONT)
         while self._status is None and time.monotonic() < late:
             self._reap()
             time.sleep(_POLL_SECONDS)
         late = time.monotonic() + _KILL_SECONDS
         while (left := self._reap()) and time.monotonic() < late:
             for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                _send(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
         if not left:
             remove(self._files)
@@ -318,6 +348,15 @@ def _children() -> Mapping[int, list[int]]:
         with contextlib.suppress(OSError):
             found[int(_stat(path)[1])].append(int(path.parent.name))
     return found
+
+
+def _send(pid: int, number: int) -> bool:
+    """Send a signal; False where the process has ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _is_alive(pid: int) -> bool:

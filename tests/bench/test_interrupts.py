@@ -176,3 +176,78 @@ def test_words_of_a_library_come_last_and_only_where_nothing_else_explains(end, 
 @pytest.mark.parametrize("number", ["", "x", "²", "9" * 11])
 def test_a_variable_that_is_no_descriptor_is_no_launcher(number):
     assert not launcher_ended({"PMI_FD": number})
+
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from ringcoll.bench.supervisor import Channel
+marker, number = sys.argv[1], int(sys.argv[2])
+channel = Channel(marker)
+channel.send("begin")
+Path(f"rank{number}").touch()
+while len(list(Path().glob("rank?"))) < 3:
+    time.sleep(0.01)
+"""
+LAUNCHER = """
+import subprocess, sys, time
+from pathlib import Path
+from ringcoll.bench import supervisor
+
+def start(marker):
+    words = [sys.executable, "-c", sys.argv[1], marker]
+    ranks = [subprocess.Popen([*words, str(number)]) for number in range(3)]
+    while sys.argv[2] and ranks[0].poll() is None:
+        ranks.append(subprocess.Popen(["sleep", "60"]))
+        time.sleep(0.02)
+    return max(rank.wait() for rank in ranks)
+
+def look(pids):
+    files = [Path(f"/proc/{pid}/stat") for pid in pids]
+    late = time.monotonic() + 10
+    states = {""}
+    while states - {"T"} and time.monotonic() < late:  # the kernel stops a process a moment later
+        texts = [file.read_text() for file in files if file.exists()]
+        states = {text.rpartition(")")[2].split()[0] for text in texts}
+    print(len(files) > 3, *sorted(states), flush=True)
+    return set()
+
+supervisor.leftovers = look
+sys.exit(supervisor.supervise(start, "the launcher", quiet=False))
+"""
+
+
+def supervised(folder, lines: str, *, starts_more: bool) -> subprocess.CompletedProcess[str]:
+    """Run three ranks, which go on by these lines once all of them have begun."""
+    words = [sys.executable, "-c", LAUNCHER, RANK + lines, "more" if starts_more else ""]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        words, env=environ, cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_no_process_of_the_job_takes_a_core_while_it_is_being_ended(tmp_path):
+    """Many ranks that wait in loops, and a launcher that starts more, left none for the end."""
+    lines = "if not number: os.kill(int(marker.partition(':')[0]), signal.SIGTERM)\nwhile 1: pass"
+    done = supervised(tmp_path, lines, starts_more=True)
+    assert (done.returncode, done.stdout) == (143, "True T\n"), done.stderr
+
+
+def test_ranks_go_on_after_another_has_failed(tmp_path):
+    """They are stopped for a moment, and not once more for each that fails."""
+    lines = (
+        "if number == 0:\n"
+        "    channel.send('error', 'zero')\n"
+        "    Path('said').touch()\n"
+        "while not Path('said').exists(): pass\n"
+        "channel.send('error', 'another')\n"
+        "Path(f'went on {number}').touch()\n"
+        "channel.send('end', 2)"
+    )
+    done = supervised(tmp_path, lines, starts_more=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(": zero\n")
+    assert len(list(tmp_path.glob("went on ?"))) == 3
+    first, *_ = looks = done.stdout.splitlines()
+    assert first == "True T"
+    assert len(looks) == 2, "as the first fails, and at the end"
