@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringcoll.algorithms import Builder
-from ringcoll.algorithms.load import find
+from ringcoll.algorithms.load import find, is_own
 from ringcoll.bench.settings import Settings
 from ringcoll.collectives import COLLECTIVES, Kind
 from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, dtype_of, op_of, premul_sum
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, UsageError
 from ringcoll.model.closed_form import bus_factor
 
 # nccl-tests spells some of the names in its own way.
@@ -119,6 +119,13 @@ def sizes(settings: Settings) -> Iterator[int]:
             nbytes += max(1, settings.step_bytes)
 
 
+def check(settings: Settings, nranks: int | None) -> None:
+    """Refuse what no rank could measure, and run no file of a person; None ranks: not yet known."""
+    named = tuple(name for name in settings.algorithms if name is not None and not is_own(name))
+    roots = (0,) if nranks is None else settings.roots
+    sections(replace(settings, algorithms=named or (None,), roots=roots), nranks or 1)
+
+
 def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
     """Every table, in the order of nccl-tests: types, then operators, then roots."""
     for name in filter(None, settings.algorithms):
@@ -129,7 +136,7 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
     elif settings.dtypes == ("all",):
         dtypes = DTYPES
     else:
-        dtypes = tuple(dtype_of(name) for name in settings.dtypes)
+        dtypes = tuple(_dtype(name) for name in settings.dtypes)
     roots: tuple[int, ...] = (-1,)
     if kind.has_root:
         roots = tuple(range(nranks)) if settings.roots is None else settings.roots
@@ -155,6 +162,20 @@ def find_of(collective: str, algorithm: str) -> str | Builder:
     return find("send" if collective == "sendrecv" else collective, algorithm)
 
 
+def _dtype(name: str) -> DType:
+    try:
+        return dtype_of(name)
+    except UsageError as error:
+        raise ArgumentError(f"-d {name}: {error}") from None
+
+
+def _op(name: str) -> ReduceOp:
+    try:
+        return premul_sum(1) if name == _PREMUL else op_of(name)
+    except UsageError as error:
+        raise ArgumentError(f"-o {name}: {error}") from None
+
+
 def _ops(settings: Settings, dtype: DType, kind: Kind) -> tuple[str | None, ...]:
     if not kind.reduces:
         return (None,)
@@ -162,7 +183,7 @@ def _ops(settings: Settings, dtype: DType, kind: Kind) -> tuple[str | None, ...]
     names = (*OPS, _PREMUL) if every else [_OP_ALIASES.get(n, n) for n in settings.ops]
     legal = []
     for name in names:
-        op = premul_sum(1) if name == _PREMUL else op_of(name)
+        op = _op(name)
         try:
             op.check(dtype)
             if kind.prefix and op.finishes:

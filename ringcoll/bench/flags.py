@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.bench.environment import gpus, wanted_device
-from ringcoll.bench.settings import COLLECTIVES, PEERS, Pace, Settings
+from ringcoll.bench.settings import COLLECTIVES, NO_NCCL, PEERS, Pace, Settings
 from ringcoll.errors import ArgumentError
 from ringcoll.folders import pip_install
 from ringcoll.units import parse_bandwidth, parse_bytes, parse_ints, parse_seconds
@@ -33,6 +33,7 @@ _REFUSED = {"device_implementation": "-D: there is no device API; leave it out"}
 
 # What is measured on host memory; a device must not be chosen by chance then.
 _HOST_PEERS = ("mpi", "gloo")
+_TORCH_PEERS = ("gloo", "nccl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,8 +227,14 @@ def _settled(args: argparse.Namespace) -> str:
     if args.graphs and args.per_iteration:
         raise ArgumentError("-G times whole graphs, -I single calls; leave one of them out")
     wanted = wanted_device(device, os.environ)
-    if args.graphs and (wanted == "cpu" or (wanted == "auto" and not gpus())):
-        raise ArgumentError("-G: CPU ranks have no CUDA graphs; leave it out, or --device cuda")
+    if args.graphs or args.peer == "nccl":
+        on_cpu = wanted == "cpu" or (wanted == "auto" and not gpus())
+        if on_cpu and args.graphs:
+            raise ArgumentError("-G: CPU ranks have no CUDA graphs; leave it out, or --device cuda")
+        if on_cpu:
+            raise ArgumentError(NO_NCCL)
+    if args.peer in _TORCH_PEERS and importlib.util.find_spec("torch") is None:
+        raise ArgumentError(f"--peer {args.peer} needs torch; pip install torch")
     return device
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ringcoll.bench.cases import Case
 from ringcoll.bench.library import Library, Operation, Place
+from ringcoll.bench.settings import NO_NCCL
 from ringcoll.errors import ArgumentError, LauncherError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def open_peer(name: str, comm: Communicator) -> Library:
         from ringcoll.bench.torch_peers import Gloo
 
         return Gloo(comm)
-    raise ArgumentError(f"--peer {name}: CPU ranks have one of mpi, gloo; GPU ranks have nccl")
+    raise ArgumentError(NO_NCCL)
 
 
 class Mpi(Library):

@@ -26,6 +26,12 @@ Pace = tuple[float, float] | tuple[float, float, str]
 PEERS = ("mpi", "gloo", "nccl")
 """What can be measured beside it."""
 
+NO_NCCL = (
+    "--peer nccl works on GPUs, and these ranks are CPUs; add --device cuda, or take --peer mpi or "
+    "--peer gloo"
+)
+"""The error of `--peer nccl` on CPU ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

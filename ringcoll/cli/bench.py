@@ -18,6 +18,7 @@ from types import FrameType
 from ringcoll import interrupts
 from ringcoll.bench.flags import add_arguments, read
 from ringcoll.bench.launch import (
+    Start,
     become_mpiexec,
     decide,
     is_first,
@@ -69,6 +70,7 @@ def _run(args: argparse.Namespace, channel: Channel) -> int:
     try:
         settings = read(args, given=bool(_typed(args)))
         start = decide(settings, os.environ, member=args.member is not None)
+        _check(settings, start)
     except UsageError:
         # Every rank that a launcher started has this error: the first reports it.
         if not is_first(os.environ):
@@ -84,6 +86,18 @@ def _run(args: argparse.Namespace, channel: Channel) -> int:
         return supervise(lambda marker: run_sockets(start, [*command, marker]), name, quiet=False)
     # The ranks that share a lone GPU are counted by `decide`.
     return _measure(args, replace(settings, threads=start.ranks), channel)
+
+
+def _check(settings: Settings, start: Start) -> None:
+    """Refuse, before ranks start, names that they would refuse; the usual ones load no numpy."""
+    usual = Settings(tour=True, dtypes=("float",))
+    names = ("ops", "dtypes", "roots", "algorithms")
+    if all(getattr(settings, name) == getattr(usual, name) for name in names):
+        return
+    from ringcoll.bench.cases import check
+
+    # The ranks of a launcher are as many as it says, which they find out as they meet.
+    check(settings, None if start == Start("here", 1) else start.ranks)
 
 
 def _typed(args: argparse.Namespace) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -87,6 +88,57 @@ def test_errors_are_one_line(words, says, capsys):
     assert line.startswith("ringcoll bench: ")
     assert line.count("bench") == 1
     assert says in line
+
+
+@pytest.mark.parametrize("how", [["--ranks", "2"], ["-g", "2"]])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-d", "fp99"], "-d fp99: dtype='fp99' is not one of int8, "),
+        (["-d", "fp99", "--format", "osu"], "-d fp99: "),
+        (["-o", "mean"], "-o mean: op='mean' is not one of sum, "),
+        (["-o", "band"], "op='band' is not defined on float32; it takes int8, "),
+        (["scan", "-o", "avg"], "-o avg: scan has no avg; name another operator"),
+        (["reduce", "-r", "2"], "-r 2: name a root from 0 to 1"),
+        (["--algorithm", "none.py:mine,rings"], "did you mean ring?"),
+        (["--peer", "nccl", "--device", "cpu"], "add --device cuda, or take --peer mpi or --peer"),
+        (["--peer", "nccl"], "--peer nccl works on GPUs, and these ranks are CPUs; add"),
+        (["--peer", "nccl", "--device", "cuda"], "--peer nccl needs torch; pip install torch"),
+        (["--peer", "gloo"], "--peer gloo needs torch; pip install torch"),
+    ],
+)
+def test_what_no_rank_can_measure_is_refused_before_ranks_start(
+    words, says, how, capsys, monkeypatch
+):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *_: None if name == "torch" else find(name)
+    )
+    monkeypatch.setattr("ringcoll.bench.flags.gpus", lambda: 0)
+    monkeypatch.setattr("ringcoll.cli.bench.supervise", lambda *_, **__: pytest.fail("they start"))
+    monkeypatch.setattr("ringcoll.cli.bench._measure", lambda *_: pytest.fail("they start"))
+    assert main(["bench", *words, *how]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert says in printed.err
+
+
+def test_names_that_are_known_are_measured(monkeypatch):
+    monkeypatch.setattr("ringcoll.cli.bench.supervise", lambda *_, **__: 99)
+    for words in (["-d", "all"], ["-o", "mulsum,max"], ["-d", "half", "-o", "all"], ["-r", "all"]):
+        assert main(["bench", "reduce", *words, "--ranks", "2"]) == 99
+
+
+def test_the_command_that_starts_ranks_loads_no_numpy_for_usual_names():
+    code = (
+        "import sys; from ringcoll.cli import bench, main; bench.supervise = lambda *_, **__: 0; "
+        "main(['bench', 'broadcast', '-b', '8', '--ranks', '2', '--device', 'cpu']); "
+        "print('numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 WITHOUT_MPI = """

@@ -41,7 +41,6 @@ UNDER_MPI = {"PMI_SIZE": "3", "PMI_RANK": "1"}
         (["--device", "cuda"], "device", "cuda"),
         (["--device", "3", "-g", "8"], "device", "3"),
         (["--device", "cuda", "-G", "2"], "graphs", 2),
-        (["--peer", "nccl"], "device", "auto"),
         (["--peer", "mpi"], "device", "cpu"),
         (["--pace", "1G"], "device", "cpu"),
     ],
@@ -71,6 +70,19 @@ def test_graphs_need_gpus(monkeypatch):
     monkeypatch.setenv("RINGCOLL_DEVICE", "cpu")
     with pytest.raises(ArgumentError, match="no CUDA graphs"):
         settings("-G", "3")
+
+
+@pytest.mark.usefixtures("no_gpus")
+def test_nccl_needs_gpus_and_torch(monkeypatch):
+    monkeypatch.setattr(flags, "gpus", lambda: 2)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert settings("--peer", "nccl").device == "auto"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ArgumentError, match="--peer nccl needs torch"):
+        settings("--peer", "nccl")
+    monkeypatch.setattr(flags, "gpus", lambda: 0)
+    with pytest.raises(ArgumentError, match="--peer nccl works on GPUs"):
+        settings("--peer", "nccl")
 
 
 def test_no_such_device(capsys):
