@@ -4,7 +4,8 @@ A rank's control segment holds its state, the reason of its abort, an alarm that
 two mailboxes of two slots each. A slot is a tag, a length and bytes; it is full when its tag is
 the one that the reader waits for. All ranks post round k into slot k mod 2. Round k + 2 may
 overwrite it: a rank that posts k + 2 has seen every rank's post of k + 1, and a rank posts k + 1
-only after it has read all of round k.
+only after it has read all of round k. The mailbox of subsets serves one rendezvous after another,
+whose tags have nothing in common: who leaves one makes sure before that its last round was read.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class Exchange:
         self._boxes = boxes
         self._rank = rank
         self._tag = base  # of the last round; they alternate between the slots and are never 0
+        self._has_read = False  # whether this rank has read all of the last round
 
     def allgather(self, payload: bytes, what: str, wait: Wait, entered: int = 0) -> list[bytes]:
         """Every rank's payload, in rank order; long ones go in several rounds.
@@ -166,10 +168,9 @@ class Exchange:
         ``what``, the call, is compared among the ranks; ``wait`` raises on loss or deadline.
         ``entered`` is for :meth:`ahead` of the others.
         """
-        mine = what.encode()[:_WHAT_BYTES]
         capacity = self._boxes[self._rank].capacity
         rest = memoryview(payload)
-        first = _FIRST.pack(len(payload), entered, len(mine)) + mine
+        first = _header(len(payload), what, entered)
         room = capacity - len(first)
         parts = self._round(first + bytes(rest[:room]), wait)
         rest = rest[room:]
@@ -197,24 +198,54 @@ class Exchange:
                 found[rank] = call, entered, payload
         return found
 
+    def fail(self, report: bytes, what: str, wait: Wait) -> None:
+        """Report a failure, and return when all ranks have read what this one has posted.
+
+        After it the mailbox may be emptied, which must come before any other post there. A short
+        ``report`` is what :meth:`allgather` of a rank returns that has not failed itself.
+        """
+        if not self._has_read:
+            return  # a rank is late or lost, and none can count on another
+
+        def gone_on(box: Mailbox) -> bool:
+            # Who has posted again, or left and emptied its mailbox, has read the round before.
+            return box.full(self._tag) or not box.full(self._tag - 1)
+
+        # Those that fail alike need no report, but nobody knows whether all do.
+        for payload in (_header(len(report), what) + report, b""):
+            self._post(payload)
+            self._await(gone_on, wait)
+
     def _round(self, payload: bytes | memoryview, wait: Wait) -> list[bytes]:
-        self._tag = tag = self._tag + 1
-        self._boxes[self._rank].post(tag, payload)
-        missing = list(range(len(self._boxes)))
-
-        def ready() -> bool:
-            while missing and self._boxes[missing[-1]].full(tag):
-                missing.pop()
-            return not missing
-
-        def absent() -> list[int]:
-            return [rank for rank in missing if not self._boxes[rank].full(tag)]
-
-        wait(ready, absent)
+        self._post(payload)
+        tag = self._tag
+        self._await(lambda box: box.full(tag), wait)
         parts = [box.read(tag) for box in self._boxes]
         if any(part is None for part in parts):
             raise MachineError("a peer has overwritten its mailbox before it was read")
+        self._has_read = True
         return [part for part in parts if part is not None]
+
+    def _post(self, payload: bytes | memoryview) -> None:
+        self._tag, self._has_read = self._tag + 1, False
+        self._boxes[self._rank].post(self._tag, payload)
+
+    def _await(self, come: Callable[[Mailbox], bool], wait: Wait) -> None:
+        """Wait until this holds of the mailboxes, of each at one time or another."""
+        missing = list(range(len(self._boxes)))
+
+        def ready() -> bool:
+            while missing and come(self._boxes[missing[-1]]):
+                missing.pop()
+            return not missing
+
+        wait(ready, lambda: [rank for rank in missing if not come(self._boxes[rank])])
+
+
+def _header(nbytes: int, what: str, entered: int = 0) -> bytes:
+    """What goes before a payload of so many bytes."""
+    mine = what.encode()[:_WHAT_BYTES]
+    return _FIRST.pack(nbytes, entered, len(mine)) + mine
 
 
 def _unpacked(part: bytes) -> tuple[int, int, str, bytes]:

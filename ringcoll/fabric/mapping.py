@@ -45,9 +45,7 @@ def map_all(
 
 def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
     """Exchange JSON values of one type; a rank's failure is raised on all ranks. Collective."""
-    memory = isinstance(failure, OutOfMemory)
-    sent = {"error": str(failure)[:_TEXT_LIMIT], "memory": memory} if failure else {"value": value}
-    own = json.dumps(sent)
+    own = report(failure) if failure else json.dumps({"value": value})
     texts = gather(own)
     if failure:
         raise failure
@@ -65,6 +63,12 @@ def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
             raise MachineError(f"rank {peer} sent a malformed answer: {text[:80]!r}")
         values.append(answer["value"])
     return values
+
+
+def report(failure: BaseException, limit: int = _TEXT_LIMIT) -> str:
+    """What :func:`outcome` of the peers raises; at most so many characters of the failure's."""
+    memory = isinstance(failure, MemoryError)
+    return json.dumps({"error": str(failure)[:limit], "memory": memory})
 
 
 def together(

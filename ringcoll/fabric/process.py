@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -18,12 +19,13 @@ from ringcoll.fabric.base import Fabric, closing_if_it_fails
 from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
-from ringcoll.fabric.mapping import map_all, texts_of, together
+from ringcoll.fabric.mapping import map_all, report, texts_of, together
 from ringcoll.fabric.poll import LivenessTimer, spins_of
 from ringcoll.fabric.rendezvous import Rendezvous, waiting_for
 from ringcoll.host.fence import fence_of
 
 _exit_keys = count(1)
+_SHORT = 200  # characters of a failure, which are a part of one post
 
 
 class ProcessFabric(Fabric):
@@ -204,11 +206,17 @@ class ProcessFabric(Fabric):
             self._await_members, what=what, deadline=deadline, intact=intact, beyond=beyond
         )
         self._meeting = True
+        met = None
         try:
             met = Rendezvous(
                 *(self.controls, ranks, self.rank, self._seen, what, wait, self.entered, whole)
             )
             fabric = process_fabric(met, timeout=self.timeout, what=what, processes=processes)
+        except Exception as error:
+            if met is not None:
+                with contextlib.suppress(Exception):  # of members that are lost or late meanwhile
+                    met.fail(report(error, _SHORT))
+            raise
         finally:
             self._meeting = False
             self._own.subsets.clear()

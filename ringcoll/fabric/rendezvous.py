@@ -46,6 +46,10 @@ class Rendezvous:
         """Every member's bytes."""
         return self._exchange.allgather(payload, self._what, self._await)
 
+    def fail(self, report: str) -> None:
+        """Report a failure to the members, and wait until they have read what is posted here."""
+        self._exchange.fail(report.encode(), self._what, self._await)
+
     def _await(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         self._wait(ready, lambda: [self._members[index] for index in missing()])
 
