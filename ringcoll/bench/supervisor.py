@@ -31,6 +31,7 @@ from ringcoll import interrupts
 from ringcoll.bench.launch import kept, marker_of
 from ringcoll.bench.leftovers import leftovers, remove, shared_memory
 from ringcoll.bootstrap.launcher import launcher_ended, launcher_of
+from ringcoll.host.limits import waitable
 
 __all__ = ["GRACE", "Channel", "limit", "supervise"]
 
@@ -176,8 +177,8 @@ class _Job:
         ends = {fd: pid for pid, fd in self._ranks.items()}
         for fd in ends:
             poll.register(fd, select.POLLIN)
-        left = self._deadline - time.monotonic()
-        for fd, _ in poll.poll(None if left == float("inf") else max(0.0, left * 1e3)):
+        left = waitable(self._deadline - time.monotonic())
+        for fd, _ in poll.poll(None if left is None else max(0.0, left * 1e3)):
             if fd == self._reading:
                 self._read()
         ended = [pid for fd, pid in ends.items() if pid in self._ranks and _is_ready(fd)]

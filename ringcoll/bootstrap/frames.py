@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import struct
 import time
 from collections.abc import Sequence
 
 from ringcoll.errors import MachineError
+from ringcoll.host.limits import waitable
 
 _WORD = struct.Struct("<Q")
 
 
 def left(deadline: float) -> float | None:
     """Seconds to a deadline of ``time.monotonic``, as a socket takes them; None for ever."""
-    return None if deadline == math.inf else max(1e-3, deadline - time.monotonic())
+    return waitable(max(1e-3, deadline - time.monotonic()))
 
 
 def exactly(link: socket.socket, length: int, deadline: float) -> bytes:

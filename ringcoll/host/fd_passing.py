@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from ringcoll.errors import DeadlineError, MachineError
+from ringcoll.host.limits import waitable
 
 MOST = 250
 """Descriptors of a server; Linux passes 253 at once."""
@@ -101,12 +102,10 @@ def receive(
 
 
 def _left(deadline: float, missing: int) -> float | None:
-    if deadline == float("inf"):
-        return None
     left = deadline - time.monotonic()
     if left <= 0:
         raise _late(missing)
-    return left
+    return waitable(left)
 
 
 def _late(missing: int) -> DeadlineError:

@@ -1,4 +1,4 @@
-"""Available memory: of the machine, and of the control groups that contain this process.
+"""What the machine has: memory, also of the groups that contain this process, threads, time.
 
 Reserving shared memory beyond a control group's limit kills the process instead of raising an
 error; so the limits are read first. What the kernel can reclaim at once (the page cache of files)
@@ -21,6 +21,7 @@ T = TypeVar("T")
 _RESERVE = 32 << 20
 # Control groups without a limit report 2**63 rounded down to pages; no machine has an exabyte.
 _UNLIMITED = 1 << 60
+_LONGEST = (1 << 31) / 1e3 - 1  # seconds; poll takes an int of milliseconds, a socket by way of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ def require(need: int, room: Available, what: str) -> None:
             f"{size(room.nbytes)} ({room.nbytes} bytes) are available ({room.source}); "
             "use smaller arrays or fewer ranks, or raise that limit"
         )
+
+
+def waitable(seconds: float) -> float | None:
+    """Seconds as sockets, polls and locks take them; None, for ever, beyond what all of them do."""
+    return seconds if seconds < _LONGEST else None
 
 
 def start(make: Callable[[], T], what: str) -> T:

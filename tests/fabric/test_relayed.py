@@ -86,6 +86,15 @@ def test_a_kept_connection_that_has_ended_is_a_lost_rank(rank):
             bootstrap.over(own, 5.0)
 
 
+@pytest.mark.parametrize("timeout", [1e10, 1e300])
+def test_a_kept_connection_takes_any_timeout(timeout):
+    own, relay = socket.socketpair()
+    relay.sendall(HELLO + frame(Kind.GATHER, joined([b"a", b"b"])))
+    with own, relay:
+        bootstrap = RelayedBootstrap(1, 2, 5.0, "the relay").over(own, timeout)
+        assert bootstrap.allgather(b"b") == [b"a", b"b"]
+
+
 def test_a_relay_that_does_not_answer_is_waited_for_no_longer_than_the_deadline():
     own, relay = socket.socketpair()
     with own, relay, pytest.raises(ringcoll.DeadlineError, match=r"rank 1 of 2 waited 0\.1 s"):

@@ -72,6 +72,16 @@ def test_bytes_of_any_length_in_rank_order(nranks):
     assert met(nranks, work) == dict.fromkeys(range(nranks), (lengths, [b""] * nranks))
 
 
+@pytest.mark.parametrize("timeout", [4_294_967.5, 1e10, 1e300, float("inf")])
+def test_a_timeout_may_be_longer_than_a_socket_waits(timeout):
+    """A socket refuses the long ones, and waits half a second for the first, by an int's turn."""
+
+    def work(bootstrap):
+        return bootstrap.allgather(b"x")
+
+    assert met(2, work, timeout=timeout) == every(2, b"x")
+
+
 def test_parts_of_the_ranks_go_their_own_ways():
     def work(bootstrap):
         members = [0, 2, 4] if bootstrap.rank % 2 == 0 else [1, 3]

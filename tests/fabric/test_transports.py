@@ -2,6 +2,8 @@
 
 import json
 import os
+import select
+import socket
 import threading
 import time
 
@@ -188,7 +190,23 @@ def test_a_malformed_handle_is_refused(text):
         shm.SegmentHandle.decode(text)
 
 
-def test_descriptors_pass_through_doors_in_a_ring():
+def test_any_number_of_seconds_is_one_that_can_be_waited():
+    """By sockets, polls and locks; those that cannot are waited for ever."""
+    assert [limits.waitable(seconds) for seconds in (0.0, 2e6)] == [0.0, 2e6]
+    poll, lock = select.poll(), threading.Lock()
+    own, other = socket.socketpair()
+    with own, other:
+        poll.register(own, select.POLLOUT)
+        for seconds in (2_147_482, 2_147_484, 4_294_968, 1e10, 1e300, float("inf")):
+            left = limits.waitable(seconds)
+            own.settimeout(left)
+            assert poll.poll(None if left is None else left * 1e3)
+            assert lock.acquire(timeout=-1 if left is None else left)
+            lock.release()
+
+
+@pytest.mark.parametrize("seconds", [20, 1e10, float("inf")])
+def test_descriptors_pass_through_doors_in_a_ring(seconds):
     """Every rank calls at its neighbour's server and serves at its own, in one thread each."""
     servers = [FdServer() for _ in range(3)]
     pipes = [os.pipe() for _ in range(3)]
@@ -196,7 +214,7 @@ def test_descriptors_pass_through_doors_in_a_ring():
 
     def rank(index):
         names = [servers[(index + 1) % 3].name]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + seconds
         ((got[index],),) = receive(names, deadline, servers[index], [pipes[index][1]], 1)
 
     threads = [threading.Thread(target=rank, args=(index,)) for index in range(3)]
