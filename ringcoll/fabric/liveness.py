@@ -26,6 +26,7 @@ from ringcoll.errors import (
     MismatchError,
     RankLostError,
 )
+from ringcoll.host.limits import no_descriptor
 
 _RELAYED = re.compile(r"rank \d+ aborted: ")
 
@@ -160,7 +161,8 @@ class Process:
         except ProcessLookupError:
             self.dead = True
         except (OSError, AttributeError) as error:
-            raise MachineError(
+            lack = no_descriptor(error, f"cannot watch process {pid}")
+            raise lack or MachineError(
                 f"cannot watch process {pid}: {error}; CPU ranks as processes need Linux 5.3 or "
                 "newer with pidfd_open allowed"
             ) from error

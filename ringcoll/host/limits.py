@@ -1,4 +1,4 @@
-"""What the machine has: memory, also of the groups that contain this process, threads, time.
+"""What the machine has: memory, also of the groups that contain this process, threads, files, time.
 
 Reserving shared memory beyond a control group's limit kills the process instead of raising an
 error; so the limits are read first. What the kernel can reclaim at once (the page cache of files)
@@ -7,6 +7,7 @@ counts as available.
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,6 +63,14 @@ def require(need: int, room: Available, what: str) -> None:
             f"{size(room.nbytes)} ({room.nbytes} bytes) are available ({room.source}); "
             "use smaller arrays or fewer ranks, or raise that limit"
         )
+
+
+def no_descriptor(error: BaseException, what: str) -> MachineError | None:
+    """The error of a call that lacks a file descriptor for ``what``; None if it lacks none."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    remedy = "raise ulimit -n" if error.errno == errno.EMFILE else "end other processes"
+    return MachineError(f"{what}: no file descriptor is left ({error}): {remedy}")
 
 
 def waitable(seconds: float) -> float | None:

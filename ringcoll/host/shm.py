@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.errors import MachineError, OutOfMemory
-from ringcoll.host.limits import available, size
+from ringcoll.host.limits import available, no_descriptor, size
 from ringcoll.host.pages import PAGE, map_private, map_shared, whole_pages
 
 _MAGIC = b"ringcoll"
@@ -157,8 +157,8 @@ def _explained(error: Exception, total: int, what: str) -> MachineError:
     code = getattr(error, "errno", None)
     if isinstance(error, AttributeError):
         return MachineError(f"{what}: CPU ranks in processes need Linux's memfd_create ({error})")
-    if code in (errno.EMFILE, errno.ENFILE):
-        return MachineError(f"{what}: no file descriptor is left ({error}): raise ulimit -n")
+    if (lack := no_descriptor(error, what)) is not None:
+        return lack
     if code in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG) or code is None:
         room = available()
         return OutOfMemory(

@@ -1,8 +1,13 @@
 """Ranks that are real processes: memory, the control plane, and how bad news travels."""
 
+import errno
 import os
 import re
 
+import pytest
+
+from ringcoll.errors import MachineError
+from ringcoll.fabric.liveness import Process
 from ringcoll.fabric.poll import polls, spins_of
 from tests.processes.conftest import named
 
@@ -174,6 +179,23 @@ def test_a_rank_that_never_begins_is_named(ranks):
 
 def test_a_rank_that_ends_before_it_begins_is_named(ranks):
     assert ranks("gone", 2).results[0] == "RankLostError: init: rank 1 ended before joining"
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EMFILE, "no file descriptor is left .*: raise ulimit -n"),
+        (errno.ENFILE, "no file descriptor is left .*: end other processes"),
+        (errno.ENOSYS, "need Linux 5.3 or newer"),
+    ],
+)
+def test_a_process_that_cannot_be_watched_says_what_to_do(monkeypatch, code, remedy):
+    def refused(pid):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    with pytest.raises(MachineError, match=f"cannot watch process {os.getpid()}: .*{remedy}"):
+        Process(os.getpid())
 
 
 def test_ranks_that_share_cores_give_them_away_sooner(monkeypatch):
