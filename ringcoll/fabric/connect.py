@@ -21,6 +21,7 @@ from ringcoll.bootstrap.addresses import addresses, bracketed, listening_at
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values
 from ringcoll.bootstrap.handshake import PATIENCE, answer, prove
 from ringcoll.errors import DeadlineError, Error, MachineError
+from ringcoll.fabric.identity import boot_id
 from ringcoll.fabric.links import Link
 from ringcoll.fabric.mapping import outcome, texts_of
 
@@ -113,8 +114,7 @@ def _gathered(bootstrap: Bootstrap, own: Mapping[str, Any]) -> list[dict[str, An
 
 def _network() -> str:
     """The identity of this network namespace among all hosts."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+    return f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def _name(peer: Mapping[str, Any]) -> str:

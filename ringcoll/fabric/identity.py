@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from ringcoll import version
@@ -17,12 +18,18 @@ _MUST_MATCH = {
 }
 
 
+@cache
+def boot_id() -> str:
+    """The host's, which is the same in a forked child: it is read once, by a descriptor."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def identity() -> dict[str, str]:
     """What the ranks compare when they begin."""
     return {
         "version": version.__version__,
         "host": platform.node(),
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "boot": boot_id(),
         "pidns": str(Path("/proc/self/ns/pid").stat().st_ino),
         "uid": str(os.geteuid()),
     }

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ringcoll.bootstrap.contract import Bootstrap, malformed
 from ringcoll.errors import Error, MachineError, OutOfMemory
 from ringcoll.host.fd_passing import FdServer, receive
+from ringcoll.host.limits import no_descriptor
 from ringcoll.host.shm import ProcAccessDenied, Segment, SegmentHandle, attach, create
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ def _passed(
     """The memory of the peers that /proc denies, by descriptors that they pass."""
     wanted = refused[rank]
     callers = sum(rank in denied for denied in refused)
-    server = FdServer()
+    server = together(gather, lambda: _server(what), undo=FdServer.close)
     views: list[tuple[int, memoryview]] = []
     failure: Error | None = None
     try:
@@ -168,8 +169,18 @@ def _passed(
         except Error as error:
             failure = error
         except OSError as error:
-            failure = MachineError(f"{what}: a descriptor could not be passed: {error}")
+            failure = no_descriptor(error, what) or MachineError(
+                f"{what}: a descriptor could not be passed: {error}"
+            )
         outcome(gather, True, failure)
     finally:
         server.close()
     return views
+
+
+def _server(what: str) -> FdServer:
+    try:
+        return FdServer()
+    except OSError as error:
+        text = f"{what}: a descriptor could not be passed: {error}"
+        raise no_descriptor(error, what) or MachineError(text) from error

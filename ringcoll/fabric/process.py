@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import struct
 import time
@@ -19,10 +18,11 @@ from ringcoll.fabric.base import Fabric, closing_if_it_fails
 from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
-from ringcoll.fabric.mapping import map_all, report, texts_of, together
+from ringcoll.fabric.mapping import Gather, map_all, outcome, report, texts_of, together
 from ringcoll.fabric.poll import LivenessTimer, spins_of
 from ringcoll.fabric.rendezvous import Rendezvous, waiting_for
 from ringcoll.host.fence import fence_of
+from ringcoll.host.limits import no_descriptor
 
 _exit_keys = count(1)
 _SHORT = 200  # characters of a failure, which are a part of one post
@@ -253,7 +253,7 @@ def process_fabric(
     """
     gather = texts_of(bootstrap)
     if not compared:
-        compare([json.loads(text) for text in gather(json.dumps(identity()))], what)
+        compare(_identities(gather, what), what)
     deadline = time.monotonic() + timeout
     views, handles = map_all(bootstrap.rank, CONTROL_BYTES, gather, deadline, what)
 
@@ -274,6 +274,16 @@ def process_fabric(
         fabric.allgather(b"", what=what)
         finalize.track(fabric)
     return fabric
+
+
+def _identities(gather: Gather, what: str) -> list[Mapping[str, str]]:
+    """What the ranks are; one that cannot say what it is fails on all."""
+    own, failure = {}, None
+    try:
+        own = identity()
+    except OSError as error:
+        failure = no_descriptor(error, what) or MachineError(f"{what}: {error}")
+    return outcome(gather, own, failure)
 
 
 def _collected(own: Control, pid: int) -> None:

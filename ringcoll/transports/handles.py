@@ -7,10 +7,10 @@ import struct
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ringcoll.errors import MachineError
+from ringcoll.fabric.identity import boot_id
 
 IPC_HANDLE_BYTES = 64
 """Length of CUDA's handle of an allocation for other processes."""
@@ -98,7 +98,7 @@ def _decode(rank: int, text: object) -> MemoryHandle:
 
 def handle_of(cuda: Any, ordinal: int, pointer: int, nbytes: int, offset: int = 0) -> MemoryHandle:
     """The handle of this process's own memory; ``offset`` is its place in the allocation."""
-    boot = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    boot = uuid.UUID(boot_id()).bytes
     name = cuda.getDeviceProperties(ordinal)["name"].decode(errors="replace")
     pci = cuda.deviceGetPCIBusId(ordinal).lower()
     return MemoryHandle(boot, os.getpid(), pointer, nbytes, offset, ordinal, pci, name)

@@ -3,10 +3,12 @@
 import errno
 import os
 import re
+import resource
 
 import pytest
 
 from ringcoll.errors import MachineError
+from ringcoll.fabric import identity
 from ringcoll.fabric.liveness import Process
 from ringcoll.fabric.poll import polls, spins_of
 from tests.processes.conftest import named
@@ -196,6 +198,19 @@ def test_a_process_that_cannot_be_watched_says_what_to_do(monkeypatch, code, rem
     monkeypatch.setattr(os, "pidfd_open", refused)
     with pytest.raises(MachineError, match=f"cannot watch process {os.getpid()}: .*{remedy}"):
         Process(os.getpid())
+
+
+def test_a_rank_is_identified_again_without_a_descriptor():
+    before, limits = identity.identity(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many"):
+            os.open("/dev/null", os.O_RDONLY)
+        assert identity.identity() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_ranks_that_share_cores_give_them_away_sooner(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,7 @@ def attempt(fabric, what="split", members=range(NRANKS)):
 
 
 STEPS = {
+    "identity": (process, "identity", OSError(errno.EMFILE, "no room")),
     "memory": (mapping, "create", OutOfMemory("no room")),
     "mapping": (mapping, "attach", MachineError("no room")),
     "fence": (process, "fence_of", MachineError("no room")),
@@ -128,10 +130,14 @@ def test_all_ranks_raise_the_failure_of_one(step, late, slow, failing):
 
     results = each(work)
     kind = type(STEPS[step][2])
-    assert results[1][0] == f"{kind.__name__}: no room"
+    own = f"{kind.__name__}: no room"
+    if step == "identity":
+        lack = "no file descriptor is left ([Errno 24] no room)"
+        own = f"MachineError: split: {lack}: raise ulimit -n"
+    assert results[1][0] == own
     told = "OutOfMemory" if issubclass(kind, MemoryError) else "MachineError"
     for rank in (0, 2):
-        assert results[rank][0] == f"{told}: rank 1 failed: no room"
+        assert results[rank][0] == f"{told}: rank 1 failed: {own.partition(': ')[2]}"
     assert max(took for _, took in results) < LONG / 2
 
 
