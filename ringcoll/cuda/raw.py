@@ -16,6 +16,9 @@ from ringcoll.views import view_at
 
 _DLPACK_CUDA = 2  # kDLCUDA
 
+_LAST_ADDRESS = (1 << 64) - 1
+_MOST_BYTES = (1 << 63) - 1  # of an array of numpy's
+
 
 @dataclass(frozen=True)
 class RawArray:
@@ -85,7 +88,8 @@ def from_pointer(
 
     Raises:
         ArgumentTypeError: an argument of another type, or no such element type.
-        ArgumentError: a negative length or ordinal, a null or misaligned pointer.
+        ArgumentError: a negative length or ordinal, a null or misaligned pointer, or one beyond any
+            address.
 
     Example:
         >>> x = ringcoll.from_pointer(0x7F0000000000, (2, 3), "float32", device="cuda:1")
@@ -106,6 +110,17 @@ def from_pointer(
         raise ArgumentError(
             f"from_pointer: ptr={pointer:#x} is not aligned to {row.itemsize} bytes, the size of "
             f"{row}"
+        )
+    # Lengths beside a 0 too, as numpy does.
+    if prod(max(1, length) for length in extent) * row.itemsize > _MOST_BYTES:
+        raise ArgumentError(
+            f"from_pointer: shape={shape!r} of {row} is too large: wanted at most {_MOST_BYTES} "
+            "bytes"
+        )
+    if pointer > _LAST_ADDRESS or pointer + prod(extent) * row.itemsize - 1 > _LAST_ADDRESS:
+        raise ArgumentError(
+            f"from_pointer: ptr={pointer:#x} is too large: an array of shape={shape!r} of {row} "
+            f"there ends beyond the last address, {_LAST_ADDRESS:#x}"
         )
     if device == "cpu":
         return view_at(pointer, prod(extent) * row.itemsize, row.numpy).reshape(extent)
