@@ -22,6 +22,7 @@ T = TypeVar("T")
 _RESERVE = 32 << 20
 # Control groups without a limit report 2**63 rounded down to pages; no machine has an exabyte.
 _UNLIMITED = 1 << 60
+_THREADS = 1 << 22  # of any Linux: the bound of its bound
 _LONGEST = (1 << 31) / 1e3 - 1  # seconds; poll takes an int of milliseconds, a socket by way of it
 
 
@@ -76,6 +77,15 @@ def no_descriptor(error: BaseException, what: str) -> MachineError | None:
 def waitable(seconds: float) -> float | None:
     """Seconds as sockets, polls and locks take them; None, for ever, beyond what all of them do."""
     return seconds if seconds < _LONGEST else None
+
+
+def most_threads(root: Path = Path("/")) -> int:
+    """Threads of all processes of this machine together, at most."""
+    found = [_THREADS]
+    for name in ("threads-max", "pid_max"):
+        text = _read(root / "proc/sys/kernel" / name).strip()
+        found += [int(text)] if text.isdecimal() else []
+    return min(found)
 
 
 def start(make: Callable[[], T], what: str) -> T:

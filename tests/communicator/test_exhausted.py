@@ -14,6 +14,7 @@ from ringcoll import ArgumentError, MachineError, OutOfMemory
 from ringcoll.communicator import call_cache
 from ringcoll.executors.cpu import binder, executor
 from ringcoll.executors.shared_state import SharedState
+from ringcoll.host.limits import most_threads
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,27 @@ def test_absurd_options_are_refused_with_the_bound(options, bound, monkeypatch):
     monkeypatch.setenv(f"RINGCOLL_{name.upper()}", str(value))
     with pytest.raises(ArgumentError, match=f"RINGCOLL_{name.upper()}='{value}': wanted an"):
         ringcoll.init_all(2)
+
+
+@pytest.mark.parametrize("nranks", [2**22 + 1, 10**10, 10**30])
+def test_more_ranks_than_threads_are_refused_with_the_bound(nranks, monkeypatch):
+    made: list = []
+    monkeypatch.setattr("ringcoll.communicator.setup.start.thread_fabrics", made.append)
+    bound = rf"nranks={nranks}, wanted at most {most_threads()}: each rank is a thread"
+    with pytest.raises(ArgumentError, match=f"spawn: {bound}"):
+        ringcoll.spawn(print, nranks)
+    with pytest.raises(ArgumentError, match=f"init_all: {bound}"):
+        ringcoll.init_all(nranks, device="cpu")
+    assert not made
+
+
+def test_the_bound_of_threads_is_the_machines(tmp_path):
+    folder = tmp_path / "proc/sys/kernel"
+    folder.mkdir(parents=True)
+    assert most_threads(tmp_path) == 2**22
+    (folder / "pid_max").write_text("32768\n")
+    (folder / "threads-max").write_text("9999\n")
+    assert most_threads(tmp_path) == 9999
 
 
 def test_the_largest_options_that_are_taken_end():

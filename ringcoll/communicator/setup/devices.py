@@ -15,6 +15,7 @@ from ringcoll.cuda.device import Device, available, cuda_version, devices
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.identity import identity
+from ringcoll.host.limits import most_threads
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.loader import Loader
@@ -60,6 +61,16 @@ def _place(fabric: Fabric) -> int:
     return fabric.allgather(host, what="init: hosts")[: fabric.rank].count(host)
 
 
+def refuse_too_many(call: str, nranks: int) -> None:
+    """Refuse more ranks of one process than the machine has threads, before anything is made."""
+    if nranks > (most := most_threads()):
+        raise ArgumentError(
+            f"{call}: nranks={nranks}, wanted at most {most}: each rank is a thread, and this "
+            "machine has no more (threads-max and pid_max of /proc/sys/kernel); start processes "
+            "by mpiexec on several machines for more"
+        )
+
+
 def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | None]:
     """How many ranks ``init_all`` makes, and on which devices; None where it may be the CPU."""
     if isinstance(ranks, (bool, str)) or not isinstance(ranks, (int, Sequence)):
@@ -70,6 +81,7 @@ def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | 
     if isinstance(ranks, int):
         if ranks < 1:
             raise ArgumentError(f"init_all: nranks={ranks!r}, wanted an integer >= 1")
+        refuse_too_many("init_all", ranks)
         # One rank a GPU where there are enough, else neighbours share one.
         spread = [rank * min(count, ranks) // ranks for rank in range(ranks)]
         return ranks, spread if count else None

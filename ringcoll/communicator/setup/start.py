@@ -11,7 +11,7 @@ from ringcoll.bootstrap.contract import named, whole
 from ringcoll.communicator.failures import error_text
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState
-from ringcoll.communicator.setup.devices import loader, ordinals, placed
+from ringcoll.communicator.setup.devices import loader, ordinals, placed, refuse_too_many
 from ringcoll.communicator.setup.machine import agree
 from ringcoll.communicator.setup.tables import maybe_tuned
 from ringcoll.config import Config, Settings, starting
@@ -205,6 +205,7 @@ def spawn(
             wrong, wanted = f"function={function!r}", "a function"
         kind = ArgumentError if callable(function) and count is not None else ArgumentTypeError
         raise kind(f"spawn: {wrong}, wanted {wanted}: write spawn(function, nranks)")
+    refuse_too_many("spawn", count)
     left = "returned from its function"
     return run_ranks(lambda comm: function(comm, *args), nranks, device, options, left)
 
