@@ -154,7 +154,7 @@ class RankState(RankCalls):
     def stop(self) -> None:
         """Wait for the asynchronous calls; the caller holds no lock that they take."""
         if self.progress is not None and not self.inherited:
-            self.progress.close()
+            self.progress.close(self)
             intact = self.broken is None and not (self.closed or self.settled)
             if intact and (left := self.progress.pairs.unreceived()):
                 log.write(

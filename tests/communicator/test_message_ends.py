@@ -432,3 +432,40 @@ def test_a_late_probe_says_what_would_have_ended_it():
     with pytest.raises(DeadlineError, match="no message came, or those that came belong to rece"):
         comm.probe(timeout=0.05)
     comm.close()
+
+
+class Owner:
+    """Of a communicator, which it closes when the collector finds it: it refers to itself."""
+
+    def __init__(self, comm, closed):
+        self.comm, self.closed, self.itself = comm, closed, self
+
+    def __del__(self):
+        try:
+            self.comm.close()
+            self.comm.close()
+        except BaseException as error:
+            self.closed.append(error)
+        else:
+            self.closed.append(None)
+
+
+def test_close_in_the_finalizer_of_a_circle_ends_all():
+    def work(comm):
+        part, closed = comm.split(0), list[object]()
+        right, left = (comm.rank + 1) % comm.nranks, (comm.rank - 1) % comm.nranks
+        received = part.recv(np.ones(LARGE), left, async_op=True)
+        part.send(np.ones(LARGE), right)
+        received.wait()
+        thread = part._state.progress._thread
+        Owner(part, closed)
+        comm.barrier()
+        del part, received
+        for _ in range(100):
+            gc.collect()
+            if closed:
+                break
+            time.sleep(0.01)
+        return closed, thread is not None and thread.is_alive()
+
+    assert ringcoll.spawn(work, 2) == [([None], False)] * 2

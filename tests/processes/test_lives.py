@@ -9,7 +9,10 @@ from tests.processes.conftest import Outcome, once
 
 pytestmark = pytest.mark.slow
 
-HEALTHY = {2: ("leaks", "close_lets_go", "handled"), 3: ("asynchronous", "views_outlive")}
+HEALTHY = {
+    2: ("leaks", "close_lets_go", "close_in_a_finalizer", "handled"),
+    3: ("asynchronous", "views_outlive"),
+}
 """Scenarios after which so many ranks are still healthy: one start runs them all."""
 
 
@@ -70,6 +73,15 @@ def test_close_lets_go_of_all_memory(healthy):
         for name, error in (("pair", "Mismatch"), ("mismatch", "Mismatch"), ("deadline", "Dead")):
             assert verdict[name][0].startswith(error)
             assert verdict[name][1] == 0
+
+
+def test_close_in_a_finalizer_lets_go_of_threads_and_memory(healthy):
+    outcome = healthy("close_in_a_finalizer")
+    assert outcome.statuses == [0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["closings"] == ["no error"] * 3
+        assert verdict["left"] == [0, 0]
+        assert verdict["threads"] == []
 
 
 def test_many_communicators_leave_nothing_open(healthy):

@@ -472,8 +472,10 @@ class Progress(MessageThread):
         self._end(messages, error)
         self.notify()
 
-    def close(self) -> None:
+    def close(self, state: RankState) -> None:
         """Let started sends and arrived receives end, fail the others, and end the thread."""
+        # Before a finalizer in a circle runs, the collector has cleared what refers weakly to it.
+        self._state = weakref.ref(state)
         with contextlib.suppress(Error):  # the works have it
             self._step()
         self._closing = True
@@ -484,13 +486,9 @@ class Progress(MessageThread):
 
         with contextlib.suppress(Error):
             self.drive(settled)
-        self.abandon(ClosedError(f"{self.state}: closed before this message ended"))
+        self.abandon(ClosedError(f"{state}: closed before this message ended"))
         failed, self._failed = self._failed, None
-        if failed is not None and failed._unseen is not None and not self.state.settled:
-            log.write(
-                log.ERROR,
-                "%s: nobody waited for a call that failed: %r",
-                self.state,
-                failed._unseen,
-            )
+        if failed is not None and failed._unseen is not None and not state.settled:
+            unseen = failed._unseen
+            log.write(log.ERROR, "%s: nobody waited for a call that failed: %r", state, unseen)
         self._end_thread()

@@ -150,6 +150,33 @@ def close_lets_go() -> dict:
     return seen
 
 
+def close_in_a_finalizer() -> dict:
+    """Of an object in a circle, which only the collector finds."""
+
+    class Owner:
+        def __init__(self, comm: ringcoll.Communicator) -> None:
+            self.comm, self.itself = comm, self
+
+        def __del__(self) -> None:
+            closings.append(error_of(self.comm.close))
+
+    closings: list[str] = []
+    with begin() as comm:
+        before = held()[::2]
+        for _ in range(3):
+            part = again(comm)
+            received = part.recv(numbers(), 1 - part.rank, async_op=True)
+            part.send(numbers(), 1 - part.rank)
+            received.wait()
+            Owner(part)
+            del part, received
+            gc.collect()
+            comm.barrier()
+        left = [now - then for now, then in zip(held()[::2], before, strict=True)]
+        threads = [thread.name for thread in threading.enumerate()[1:]]
+        return {"closings": closings, "left": left, "threads": threads}
+
+
 def handled() -> dict:
     """Signals in waits for asynchronous calls, which rank 1 makes when it hears of the signal."""
 
