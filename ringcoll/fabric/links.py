@@ -68,6 +68,7 @@ class Link:
         self._received = bytearray()
         self._unsent = bytearray()
         self._outbox: deque[bytes] = deque()
+        self._over: deque[int] = deque()  # fabrics to forget
         self._lock = threading.Lock()
 
     @property
@@ -81,12 +82,12 @@ class Link:
         return self._inboxes.setdefault(fabric, Inbox()) if found is None else found
 
     def forget(self, fabric: int) -> None:
-        """Drop what has come for a fabric that has ended, and what will until the peer ends it."""
-        with self._lock:
-            if self.inbox(fabric).state is None and not self.broken:
-                self._inboxes[fabric] = Inbox(over=True)
-            else:
-                del self._inboxes[fabric]
+        """Drop what has come for a fabric that has ended, and what will until the peer ends it.
+
+        Waits for no lock, as :meth:`send`.
+        """
+        self._over.append(fabric)
+        self._send_rest()
 
     def send(self, kind: Frame, fabric: int, payload: bytes = b"") -> None:
         """Send a frame; what does not fit the kernel's buffer goes with a later :meth:`pump`.
@@ -108,14 +109,20 @@ class Link:
             self._send_rest()
 
     def _send_rest(self) -> None:
-        """Send what was queued while another thread held the lock."""
-        while self._outbox and self._lock.acquire(blocking=False):
+        """Send what was queued, and forget what has ended, while the lock was held."""
+        while (self._outbox or self._over) and self._lock.acquire(blocking=False):
             try:
                 self._flush()
             finally:
                 self._lock.release()
 
     def _flush(self) -> None:
+        while self._over:
+            fabric = self._over.popleft()
+            if self.inbox(fabric).state is None and not self.broken:
+                self._inboxes[fabric] = Inbox(over=True)
+            else:
+                del self._inboxes[fabric]
         while self._outbox:
             self._unsent += self._outbox.popleft()
         while self._unsent and not self.broken:

@@ -132,6 +132,23 @@ def test_a_frame_is_sent_while_the_same_thread_sends_or_reads(linked):
     assert list(other.inbox(1).gathers) == [b"from a finalizer", b"next"]
 
 
+def test_a_fabric_is_forgotten_where_its_finalizer_interrupts_its_own_thread(linked):
+    link, _ = linked
+    link.inbox(1).gathers.append(b"unread")
+
+    def close():
+        with link._lock:
+            link.forget(1)
+        link.send(Frame.GATHER, 2)
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert link.inbox(1).over
+    assert not link.inbox(1).gathers
+
+
 class Meeting:
     """A bootstrap of threads."""
 
