@@ -39,7 +39,7 @@ class World:
 
     def __init__(self, nranks: int) -> None:
         self.nranks = nranks
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may close a rank where its thread has it
         self.conditions = [threading.Condition() for _ in range(nranks)]
         self.statuses = [Status() for _ in range(nranks)]
         self.alarm = False

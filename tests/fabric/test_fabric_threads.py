@@ -227,3 +227,19 @@ def test_a_rank_that_aborts_between_two_checks_has_not_left():
     first.check_failures = read
     with pytest.raises(AbortedError, match="rank 1 aborted: no more"):
         first.check_peers(lambda: [1])
+
+
+def test_a_rank_closes_where_its_finalizer_interrupts_another_of_its_thread():
+    fabrics: Any = thread_fabrics(2)
+    first, second = fabrics
+
+    def close():
+        with second._world.lock:
+            first.close()
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    with pytest.raises(RankLostError, match="rank 0 closed"):
+        second.check_peers(lambda: [0])
