@@ -119,6 +119,14 @@ class AbortedError(RankLostError):
     """A rank aborted the communicator."""
 
 
+def message_of(error: BaseException) -> str:
+    """What an error says; "" where its own ``__str__`` raises, which would replace the error."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The end of a message about a word that is none of the names; "" where no name is near."""
     near = nearest(word, names)

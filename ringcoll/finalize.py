@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ringcoll.bootstrap.contract import mpi_running
-from ringcoll.errors import AbortedError, Error, RankLostError
+from ringcoll.errors import AbortedError, Error, RankLostError, message_of
 
 if TYPE_CHECKING:
     from ringcoll.bootstrap.launcher import Launcher
@@ -178,7 +178,7 @@ def _names_ranks(error: BaseException, text: str) -> bool:
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
-        if isinstance(one, RankLostError) and str(one) in str(error):
+        if isinstance(one, RankLostError) and str(one) in message_of(error):
             return True  # such as ClosedError after it, and the program's own that quotes it
         seen.add(id(one))
         one = one.__cause__ or one.__context__
@@ -188,12 +188,12 @@ def _names_ranks(error: BaseException, text: str) -> bool:
 def _exit() -> None:
     error = uncaught()
     if error is not None:
-        text = [*str(error).splitlines(), ""][0]
+        text = [*message_of(error).splitlines(), ""][0]
         if not _names_ranks(error, text):
             _say(f"(pid {os.getpid()}) ends: uncaught {type(error).__name__}: {text}")
     for fabric in list(_open):
         if error is not None:
-            fabric.abort(f"uncaught {type(error).__name__}: {error}")
+            fabric.abort(f"uncaught {type(error).__name__}: {message_of(error)}")
         fabric.exited()
     _finalizing()
     if mpi_running() is None:

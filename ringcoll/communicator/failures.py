@@ -16,6 +16,7 @@ from ringcoll.errors import (
     MismatchError,
     OutOfMemory,
     RankLostError,
+    message_of,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def exhausted(error: BaseException, where: str) -> BaseException:
             f"the call; call it with fewer frames on the stack, or raise sys.setrecursionlimit"
         )
     if isinstance(error, MemoryError) and not isinstance(error, Error):
-        return OutOfMemory(f"{where}: an allocation failed inside the call: {error}; free memory")
+        said = message_of(error)
+        return OutOfMemory(f"{where}: an allocation failed inside the call: {said}; free memory")
     return error
 
 
@@ -90,7 +92,8 @@ def explained(call: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def error_text(error: BaseException) -> str:
     """Class and message of an error."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = message_of(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def broken_by(state: RankErrors, error: BaseException) -> ClosedError:

@@ -24,6 +24,7 @@ from ringcoll.errors import (
     MachineError,
     MismatchError,
     RankLostError,
+    message_of,
 )
 from ringcoll.fabric.base import Fabric, Ready
 from ringcoll.fabric.control import compare_calls
@@ -305,7 +306,7 @@ def start_all(threads: Sequence[threading.Thread], abort: Callable[[int, str], N
             thread.join()
     except BaseException as error:
         for rank in range(len(threads)):
-            abort(rank, str(error) or f"interrupted by {type(error).__name__}")
+            abort(rank, message_of(error) or f"interrupted by {type(error).__name__}")
         late = math.inf if isinstance(error, MachineError) else time.monotonic() + _ENDING
         alive = [thread for thread in threads if thread.is_alive()]  # one was perhaps just starting
         for thread in alive:

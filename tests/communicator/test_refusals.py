@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll import ArgumentError, ArgumentTypeError
+from ringcoll import AbortedError, ArgumentError, ArgumentTypeError
 
 N = 3
 X = np.ones(6)
@@ -227,6 +228,32 @@ def test_an_error_in_with_aborts_and_passes_through():
 
     with pytest.raises(LookupError, match="mine"):
         ringcoll.spawn(work, N)
+
+
+class Unsaid(Exception):
+    """Of a program, whose text is wrong."""
+
+    def __str__(self):
+        raise RuntimeError("of the text")
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_an_error_that_has_no_text_aborts_by_its_name(block):
+    heard: list[str] = []
+
+    def work(comm):
+        with comm if block else contextlib.nullcontext():
+            if comm.rank == 0:
+                raise Unsaid
+            try:
+                comm.barrier()
+            except AbortedError as error:
+                heard.append(str(error))
+                raise
+
+    with pytest.raises(Unsaid):
+        ringcoll.spawn(work, N, timeout=60)
+    assert heard == ["rank 0 aborted: Unsaid"] * (N - 1)
 
 
 def test_the_first_failure_of_spawn_comes_with_its_rank():
