@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ringcoll.algorithms import ALGORITHMS, Algorithm, Builder, unknown_algorithm
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, message_of
 from ringcoll.plan import Plan
 
 
@@ -95,7 +95,7 @@ class _Loaded:
     def __call__(self, nranks: int, **options: Any) -> Plan:
         try:
             plan = self.function(nranks, **options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the command would end as if it had succeeded
             given = ", ".join(
                 [str(nranks), *(f"{key}={value!r}" for key, value in options.items())]
             )
@@ -174,7 +174,8 @@ def _is_own_function(module: ModuleType, value: Any) -> bool:
 
 def _reason(error: BaseException) -> str:
     """The error and the line that raised it."""
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = message_of(error)
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError):
         return said  # its text names file and line
     frames = traceback.extract_tb(error.__traceback__)

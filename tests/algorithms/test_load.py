@@ -33,6 +33,15 @@ def fan(nranks, *, root=0):
 def fails(nranks):
     return scale(1) / 0
 
+def leaves(nranks):
+    raise SystemExit(0)
+
+def unsaid(nranks):
+    class Unsaid(Exception):
+        def __str__(self):
+            raise RuntimeError
+    raise Unsaid
+
 def answers_nothing(nranks):
     pass
 '''
@@ -121,6 +130,10 @@ def test_what_a_function_does_wrong_is_said_with_its_line(star):
         load("star.py:fails")(4)
     with pytest.raises(ArgumentError, match=r"returned a NoneType; it must return a ringcoll.Plan"):
         load("star.py:answers_nothing")(4)
+    with pytest.raises(ArgumentError, match=r"leaves\(2\) raised SystemExit: 0 \(star.py, line 22\)"):
+        load("star.py:leaves")(2)
+    with pytest.raises(ArgumentError, match=r"unsaid\(2\) raised Unsaid \(star.py, line 28\)"):
+        load("star.py:unsaid")(2)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
