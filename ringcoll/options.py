@@ -157,6 +157,11 @@ def _text(value: Any) -> Any:
     return value
 
 
+def _word(value: Any) -> Any:
+    _text(value).encode()  # as the ranks exchange it; what it refuses is a ValueError
+    return value
+
+
 def _path(value: Any) -> Any:
     return _text(os.fspath(value))
 
@@ -179,7 +184,7 @@ def _read_pace(text: str) -> Any:
 _COUNT = OptionType("an integer >= 1", _count, int)
 _SECONDS = OptionType("seconds > 0, or math.inf (inf in the environment)", _seconds, float)
 _FLAG = OptionType("True or False (1 or 0 in the environment)", _flag, _read_flag)
-_TEXT = OptionType("a word", _text)
+_WORD = OptionType("a word that UTF-8 can encode", _word)
 _PATH = OptionType("a path", _path)
 
 OPTION_TYPES: Mapping[str, OptionType] = {
@@ -194,8 +199,8 @@ OPTION_TYPES: Mapping[str, OptionType] = {
     "deterministic": _FLAG,
     "accumulate": _one_of(*get_args(Accumulate)),
     "verify": _FLAG,
-    "tag": _TEXT,
-    "node": _TEXT,
+    "tag": _WORD,
+    "node": _WORD,
     "topo_file": _PATH,
     "device": _one_of("auto", "cpu", "cuda", gpu="cuda", gpus="cuda", nvidia="cuda", cuda="cuda"),
     "transport": _one_of("p2p", "host"),

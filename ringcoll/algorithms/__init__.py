@@ -307,7 +307,9 @@ def name_of(algorithm: Algorithm) -> str:
     """What tables call an algorithm: its name, or that of the function."""
     if isinstance(algorithm, str):
         return algorithm
-    return str(getattr(algorithm, "__qualname__", type(algorithm).__qualname__))
+    name = str(getattr(algorithm, "__qualname__", type(algorithm).__qualname__))
+    # The ranks exchange it in UTF-8, in which a file's name, or what a program sets, may not be.
+    return name.encode(errors="backslashreplace").decode()
 
 
 def rooted_form(function: Builder, collective: str) -> str:

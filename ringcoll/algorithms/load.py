@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -131,7 +132,7 @@ def _run_file(text: str, place: str) -> ModuleType:
     if not path.is_file():
         raise ArgumentError(f"algorithm {text!r}: there is no file {place} in {Path.cwd()}")
     # One module for a file, however many of its functions are named.
-    name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    name = f"{path.stem}_{hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import sys
 
@@ -130,10 +131,19 @@ def test_what_a_function_does_wrong_is_said_with_its_line(star):
         load("star.py:fails")(4)
     with pytest.raises(ArgumentError, match=r"returned a NoneType; it must return a ringcoll.Plan"):
         load("star.py:answers_nothing")(4)
-    with pytest.raises(ArgumentError, match=r"leaves\(2\) raised SystemExit: 0 \(star.py, line 22\)"):
+    with pytest.raises(
+        ArgumentError, match=r"leaves\(2\) raised SystemExit: 0 \(star.py, line 22\)"
+    ):
         load("star.py:leaves")(2)
     with pytest.raises(ArgumentError, match=r"unsaid\(2\) raised Unsaid \(star.py, line 28\)"):
         load("star.py:unsaid")(2)
+
+
+def test_a_file_whose_name_is_no_utf_8_is_loaded(star):
+    name = os.fsdecode(b"\xff.py")
+    (star / name).write_text(STAR)
+    assert load(f"{name}:star")(2).nranks == 2
+    assert name_of(load(f"{name}:star")) == "\\udcff.py:star"
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

@@ -172,6 +172,22 @@ def test_is_made_and_proven_once(monkeypatch):
     assert len(proven) == 2
 
 
+def test_a_name_that_is_no_utf_8_is_escaped():
+    def mine(nranks):
+        return hub(nranks)
+
+    mine.__qualname__ = "\udcff.py:mine"
+
+    def work(comm):
+        x = np.ones(5)
+        comm.all_reduce(x, algorithm=mine)
+        part = comm.split(0, config=ringcoll.Config(algorithm=mine))
+        assert "\\udcff.py:mine" in part.explain("all_reduce", 40)
+        return x[0]
+
+    assert ringcoll.spawn(work, 2) == [2.0] * 2
+
+
 def test_of_the_communicator():
     def work(comm):
         x = np.ones(3)

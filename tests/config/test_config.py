@@ -138,6 +138,8 @@ def test_settings_are_no_options_of_a_call():
         ("verify", "yes", ArgumentTypeError, "True or False"),
         ("tag", 3, ArgumentTypeError, "a word"),
         ("tag", "", ArgumentError, "a word"),
+        ("tag", "\ud800", ArgumentError, "a word that UTF-8 can encode"),
+        ("node", "\udcff", ArgumentError, "a word that UTF-8 can encode"),
         ("device", "tpu", ArgumentError, "one of auto, cpu, cuda$"),
         ("device", "gpu", ArgumentError, "one of auto, cpu, cuda; did you mean 'cuda'"),
         ("device", "cuda:1", ArgumentError, "did you mean 'cuda'"),
@@ -228,6 +230,7 @@ def test_another_debug_is_refused(wrong):
         ("RINGCOLL_TIMEOUT", "soon", "inf in the environment"),
         ("RINGCOLL_PACE", "1e9;0", "wanted bytes/s > 0"),
         ("RINGCOLL_ALGORITHM", "rings", "one of ring,.*; did you mean 'ring'"),
+        ("RINGCOLL_TAG", "\udcff", "a word that UTF-8 can encode"),
         ("RINGCOLL_DEVICE", "GPU", "one of auto, cpu, cuda; did you mean 'cuda'"),
     ],
 )
