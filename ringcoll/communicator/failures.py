@@ -26,6 +26,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _FRAMES = 200  # that logging and an abort may take, beyond the recursion limit
+_REACHED = "_ringcoll_limit"  # of a RecursionError: the limit, which is raised before it is told
 
 
 def reason_of(error: BaseException) -> str:
@@ -38,9 +39,10 @@ def reason_of(error: BaseException) -> str:
 def exhausted(error: BaseException, where: str) -> BaseException:
     """What a call raises for want of memory or of Python's frames; other errors as they are."""
     if isinstance(error, RecursionError):
+        limit = vars(error).get(_REACHED, sys.getrecursionlimit())
         return MachineError(
-            f"{where}: Python's recursion limit of {sys.getrecursionlimit()} was reached inside "
-            f"the call; call it with fewer frames on the stack, or raise sys.setrecursionlimit"
+            f"{where}: Python's recursion limit of {limit} was reached inside the call; call it "
+            f"with fewer frames on the stack, or raise sys.setrecursionlimit"
         )
     if isinstance(error, MemoryError) and not isinstance(error, Error):
         said = message_of(error)
@@ -63,6 +65,7 @@ def more_frames(error: BaseException) -> int:
     """At the recursion limit, raise it, for logging and an abort; the limit to be set again."""
     limit = sys.getrecursionlimit()
     if isinstance(error, RecursionError):
+        vars(error).setdefault(_REACHED, limit)
         sys.setrecursionlimit(limit + _FRAMES)
     return limit
 
