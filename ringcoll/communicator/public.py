@@ -160,11 +160,12 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
 
     def _later(self, group: Group, make: Callable[[], RankState | None]) -> Communicator:
         """A communicator that is made when the group ends."""
-        made = Communicator.__new__(Communicator)
+        made: Communicator = _Unmade.__new__(_Unmade)
 
         def run() -> None:
             state = make()
             if state is not None:
+                made.__class__ = Communicator
                 Communicator.__init__(made, state)
 
         group.add_control(self._state, run)
@@ -313,8 +314,6 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
         )
 
     def __repr__(self) -> str:
-        if "_state" not in self.__dict__:
-            return "<ringcoll.Communicator, not made before its group ends>"
         state = self._state
         parts = [f"rank {self.rank} of {self.nranks} on {self.device}"]
         if self.nnodes > 1:
@@ -330,17 +329,37 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
     if not TYPE_CHECKING:  # for a type checker it would make every name legal
 
         def __getattr__(self, name: str) -> Any:
-            if "_state" not in self.__dict__ and not name.startswith("__"):
-                raise UsageError(
-                    f"{name} of a communicator that is not made yet: the group() around its split "
-                    f"or shrink has not ended; use it after that"
-                )
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 public = {n for n in (*dir(type(self)), *_OWN) if not n.startswith("_")}
                 message += _hint(name, public)
             # With a name, and no object: Python would add a suggestion of its own.
             raise AttributeError(message, name=name, obj=None)
+
+
+class _Unmade(Communicator):
+    """What split and shrink return inside a group, at whose end it becomes a communicator."""
+
+    if not TYPE_CHECKING:
+
+        def __getattribute__(self, name: str) -> Any:
+            if name.startswith("__"):
+                return super().__getattribute__(name)
+            # What has a private name comes from a call that was given the communicator.
+            raise _not_made("use" if name.startswith("_") else name)
+
+    def __enter__(self) -> NoReturn:
+        raise _not_made("with")
+
+    def __repr__(self) -> str:
+        return "<ringcoll.Communicator, not made before its group ends>"
+
+
+def _not_made(what: str) -> UsageError:
+    return UsageError(
+        f"{what} of a communicator that is not made yet: the group() around its split or shrink "
+        f"has not ended; use it after that"
+    )
 
 
 _OWN = ("rank", "nranks", "local_rank", "node", "nnodes", "device", "xp")

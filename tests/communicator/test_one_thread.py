@@ -90,8 +90,10 @@ def test_children(ranks):
         parts = [comm.split(None if comm.rank == 1 else 7, key=-comm.rank) for comm in ranks]
         with pytest.raises(UsageError, match=r"rank of a communicator that is not made yet"):
             parts[0].rank  # noqa: B018
-        with pytest.raises(UsageError, match=r"all_reduce|_engine"):
+        with pytest.raises(UsageError, match=r"^all_reduce of a communicator that is not made yet"):
             parts[0].all_reduce(np.ones(3))
+        with pytest.raises(UsageError, match=r"^with of a comm"), parts[0]:
+            pass
         assert "not made" in repr(parts[0])
     assert parts[1] is None
     assert [(part.rank, part.nranks) for part in (parts[0], parts[2])] == [(1, 2), (0, 2)]
