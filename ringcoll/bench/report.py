@@ -84,6 +84,9 @@ class Report:
         """Print lines at once."""
         if not self._ended:
             out = self.stderr if self.settings.json == "-" else self.stdout
+            # A host's name may be no UTF-8, and the stream's encoding may have few characters.
+            encoding = out.encoding or "utf-8"  # None: of a stream in memory
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
             # In one piece: without a buffer the newline of a print comes apart, and other ranks'
             # words in between.
             print(f"{text}\n", end="", file=out, flush=True)

@@ -228,3 +228,11 @@ def test_no_other_rank_writes_between_a_line_and_its_end():
         pieces = made.stdout.pieces + made.stderr.pieces
         assert pieces
         assert all(piece.endswith("\n") for piece in pieces if piece)
+
+
+def test_what_the_stream_cannot_encode_is_escaped():
+    """Such as the name of a host that is no UTF-8."""
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    made = Report(Settings(), stream, stream)
+    made.say("# host \udcff, 3 µs")
+    assert stream.buffer.getvalue() == b"# host \\udcff, 3 \\xb5s\n"
