@@ -87,9 +87,13 @@ def _algorithm() -> OptionType:
     named = _one_of(*names)
 
     def check(value: Any) -> Any:
-        return value if callable(value) else named.check(value)
+        if not callable(value):
+            return named.check(value)
+        hash(value)  # by which its plans and proofs are found; what it refuses is a TypeError
+        return value
 
-    return OptionType(f"a function that returns a Plan, or {named.legal}", check, names=names)
+    legal = f"a function that returns a Plan and has a hash, or {named.legal}"
+    return OptionType(legal, check, names=names)
 
 
 def _count(most: float = math.inf) -> OptionType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,6 +187,30 @@ def test_a_name_that_is_no_utf_8_is_escaped():
         return x[0]
 
     assert ringcoll.spawn(work, 2) == [2.0] * 2
+
+
+class Unhashed:
+    """A function whose plans nobody could find again."""
+
+    __hash__: Any = None
+
+    def __call__(self, nranks):
+        return hub(nranks)
+
+
+def test_what_has_no_hash_is_refused_in_words():
+    def work(comm):
+        x = np.ones(5)
+        with pytest.raises(
+            ArgumentTypeError, match=r"all_reduce on rank .*Plan and has a hash, or"
+        ):
+            comm.all_reduce(x, algorithm=Unhashed())
+        comm.all_reduce(x)
+        return x[0]
+
+    assert ringcoll.spawn(work, 2) == [2.0] * 2
+    with pytest.raises(ArgumentTypeError, match=r"init: option algorithm=.*has a hash"):
+        ringcoll.spawn(work, 2, algorithm=Unhashed())
 
 
 def test_of_the_communicator():
