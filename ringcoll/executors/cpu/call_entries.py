@@ -129,6 +129,7 @@ class CallEntries:
     def _refuse_alone(self, active: ActiveCall) -> None:
         """Refuse to wait for ranks that are threads where there is no other thread."""
         absent = self.absent(active)
+        self.fabric.check_peers(lambda: absent)  # who has left is not waited for
         if absent:
             raise UsageError(
                 f"{active.prepared.call.collective} (call {active.epoch}) on rank {self.rank}: "
