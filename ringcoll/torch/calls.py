@@ -103,17 +103,9 @@ class TensorCalls:
             return None
         return (found, (address, address, 0, 0)) if checked.alone else calls.find(key, address, 0)
 
-    def find_at(
-        self,
-        name: str,
-        address: int,
-        count: int,
-        kind: torch.dtype,
-        op: str | ReduceOp | None,
-        root: int,
-    ) -> tuple[Any, Given] | None:
-        """A kept call in place on so many elements that lie there, of a dense tensor; or None."""
-        calls, key = self._where(name, address, count, kind, op, root)
+    def find_sum(self, address: int, count: int, kind: torch.dtype) -> tuple[Any, Given] | None:
+        """A kept all_reduce of a sum, in place on a dense tensor that lies there; or None."""
+        calls, key = self._where("all_reduce", address, count, kind, "sum", 0)
         return calls.find(key, address, 0)
 
     def _where(

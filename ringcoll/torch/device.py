@@ -173,7 +173,7 @@ class Device:
             return None
         try:
             with self._state.lock:
-                found = self._calls.find_at("all_reduce", address, count, kind, "sum", 0)
+                found = self._calls.find_sum(address, count, kind)
                 if found is None:
                     return None
                 call, given = found
