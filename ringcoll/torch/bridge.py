@@ -3,7 +3,7 @@
 DDP calls a group from C++. For a group written in Python torch converts the arguments, calls the
 method, and asks the Work that this returns for its future by another call. In a backward pass all
 of that code has left the processor's caches: a group of CPU ranks that did nothing cost the host
-139 µs a bucket so, and 75 by this bridge (``cpu_buckets_2.json``).
+139 µs a bucket so, and 64 by this bridge (``cpu_buckets_2.json``).
 
 The bridge is a C++ extension of torch, ``bridge.cpp``, and no group needs it. It is compiled by
 choice, for one release of torch and of Python; processes that begin after that use it::
