@@ -77,7 +77,7 @@ def _refusal(item: pytest.Item, marker: pytest.Mark) -> str | None:
             "a coroutine cannot run on ranks, which are threads; let a plain test call asyncio.run"
         )
     nranks = cast("Any", item).callspec.params[_COMM][0]
-    if not isinstance(nranks, int) or nranks < 1:
+    if not hasattr(nranks, "__index__") or nranks < 1:
         return f"the marker ringcoll: nranks={nranks!r}: wanted a number from 1, or a list of such"
     from ringcoll.config import starting
     from ringcoll.errors import UsageError
