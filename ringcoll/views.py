@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_Memory = ctypes.c_char * (1 << 62)
-"""All memory from an address on. One type for all sizes: ctypes takes 40 µs to make one."""
+
+class _Memory(ctypes.Array[ctypes.c_char]):
+    """All memory from an address on. One type for all sizes: ctypes takes 40 µs to make one."""
+
+    _type_ = ctypes.c_char
+    _length_ = 1 << 62
+    owner: object  # what a view keeps alive
 
 
 class DeviceView(np.ndarray[Any, Any]):
@@ -44,6 +49,13 @@ def view_at(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]
         return np.empty(0, dtype)
     kind, memory = np.dtype(dtype), _Memory.from_address(pointer)
     return np.ndarray(nbytes // kind.itemsize, kind, memory)  # type: ignore[arg-type]
+
+
+def view_of(owner: object, pointer: int, nbytes: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """:func:`view_at` of some memory that keeps its owner alive."""
+    memory = _Memory.from_address(pointer)
+    memory.owner = owner
+    return np.ndarray(nbytes // dtype.itemsize, dtype, memory)  # type: ignore[arg-type]
 
 
 def address_of(array: npt.NDArray[Any]) -> int:

@@ -21,7 +21,7 @@ _DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CU
 
 def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
     """A flat view of a contiguous array's memory; ``where`` is the call and the rank in errors."""
-    array = obj if isinstance(obj, np.ndarray) else _host_view(obj, argument, where, writable)
+    array = obj if isinstance(obj, np.ndarray) else host_view(obj, argument, where, writable)
     # Whoever has a mask has loaded its module, which takes longer than all else of a first call.
     if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise ArgumentTypeError(
@@ -65,7 +65,7 @@ def in_memory_order(array: Any) -> Any:
     return array
 
 
-def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
+def host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
     """The numpy view of a foreign array, any shape and strides."""
     kind = type(obj).__name__
     refuse_in_place(obj, argument, where)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ringcoll.arguments.calls import Call
+from ringcoll.arguments.host_arrays import HostArrays
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
@@ -50,6 +51,7 @@ class CpuEngine(Engine):
         super().__init__(state, nranks)
         self.calls: HostCalls = HostCalls(state)
         self._exchanges: dict[object, Exchange] = {}
+        self._arrays = HostArrays()
 
     def collective(
         self,
@@ -66,6 +68,9 @@ class CpuEngine(Engine):
         found = key = None
         sent = _read(sendbuf)
         received = _NOTHING if recvbuf is None else _read(recvbuf)
+        if sent is None or received is None:
+            sendbuf, recvbuf = self._arrays.viewed(sendbuf), self._arrays.viewed(recvbuf)
+            sent, received = _read(sendbuf), _read(recvbuf)
         if sent is not None and received is not None:
             first, sends, kind, free = sent
             second, receives, other, to_write = received
@@ -167,8 +172,11 @@ class CpuEngine(Engine):
     ) -> Work | None:
         """Find the sends and receives of a v-variant by its shape, or check them; launch them."""
         key = kept = None
-        alive = sendbuf, recvbuf
         sent, received = _read(sendbuf), _read(recvbuf)
+        if sent is None or received is None:
+            sendbuf, recvbuf = self._arrays.viewed(sendbuf), self._arrays.viewed(recvbuf)
+            sent, received = _read(sendbuf), _read(recvbuf)
+        alive = sendbuf, recvbuf
         if sent is not None and received is not None and of_thread.group is None:
             (first, *sends), (second, *receives) = sent, received
             extents = (first, first and sendbuf.nbytes), (second, second and recvbuf.nbytes)
@@ -222,7 +230,7 @@ class CpuEngine(Engine):
 
     def views(self, _name: str, /, **buffers: Any) -> list[Any]:
         """The buffers, for the checks."""
-        return list(buffers.values())
+        return list(map(self._arrays.viewed, buffers.values()))
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
         stream = how.get("stream")
