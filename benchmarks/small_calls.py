@@ -7,7 +7,8 @@
 Calls of 256 bytes between processes of one machine, and MPI's for the same, take turns in the same
 processes. A block is some calls between two barriers. Two figures are given of the blocks' means:
 the median, and the fastest twentieth, which is what a call takes where nothing else runs. The last
-column is the processor time of rank 0. Every result is checked once.
+column is the processor time of rank 0. Where torch is installed, its tensors are passed too. Every
+result is checked once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ import numpy as np
 
 from benchmarks.record import add_out, save
 from ringcoll.bootstrap.launcher import mpiexec
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 COUNT = 64
 WHO = "ringcoll", "mpi4py"
@@ -55,7 +61,7 @@ def ringcoll_calls(comm: Any) -> Calls:
             comm.send(x, right)
             comm.recv(y, left)
 
-    return {
+    calls: Calls = {
         "all_reduce, 8 bytes": lambda: comm.all_reduce(tiny, op="max"),
         "all_reduce, the same array": lambda: comm.all_reduce(x, op="max"),
         "all_reduce, a fresh array": lambda: comm.all_reduce(x[:], op="max"),
@@ -69,6 +75,12 @@ def ringcoll_calls(comm: Any) -> Calls:
         "send and recv in a group": grouped,
         "barrier": comm.barrier,
     }
+    if torch is not None:
+        tensor, other = torch.ones(COUNT), torch.empty(COUNT)
+        calls["all_reduce, a tensor"] = lambda: comm.all_reduce(tensor, op="max")
+        calls["all_reduce, a fresh tensor"] = lambda: comm.all_reduce(tensor[:], op="max")
+        calls["sendrecv, tensors"] = lambda: comm.sendrecv(tensor, right, other, left)
+    return calls
 
 
 def mpi_calls(comm: Any) -> Calls:
@@ -88,7 +100,7 @@ def mpi_calls(comm: Any) -> Calls:
     def posted() -> None:
         MPI.Request.Waitall([comm.Irecv(y, left), comm.Isend(x, right)])
 
-    return {
+    calls: Calls = {
         "all_reduce, 8 bytes": lambda: reduce(tiny),
         "all_reduce, the same array": lambda: reduce(x),
         "all_reduce, a fresh array": lambda: reduce(x[:]),
@@ -100,6 +112,12 @@ def mpi_calls(comm: Any) -> Calls:
         "recv and send, async_op and wait": posted,
         "barrier": comm.Barrier,
     }
+    if torch is not None:
+        tensor, there = torch.ones(COUNT), torch.empty(COUNT)
+        calls["all_reduce, a tensor"] = lambda: reduce(tensor)
+        calls["all_reduce, a fresh tensor"] = lambda: reduce(tensor[:])
+        calls["sendrecv, tensors"] = lambda: comm.Sendrecv(tensor, right, 0, there, left, 0)
+    return calls
 
 
 def measure(comm: Any, blocks: int, repeats: int) -> dict[str, dict[str, list[float]]]:
@@ -129,14 +147,19 @@ def measure(comm: Any, blocks: int, repeats: int) -> dict[str, dict[str, list[fl
 
 
 def check(comm: Any) -> int:
-    """How many elements of the results of fresh arrays are wrong."""
+    """How many elements of the results of fresh arrays and tensors are wrong."""
     wrong, n = 0, comm.nranks
     for number in range(4):
         x, y = np.full(COUNT, comm.rank + number, "f4"), np.empty(COUNT, "f4")
         comm.sendrecv(x, (comm.rank + 1) % n, y, (comm.rank - 1) % n)
         wrong += int((y != (comm.rank - 1) % n + number).sum())
         comm.all_reduce(x, async_op=True).wait()
-        wrong += int((x != sum(range(n)) + n * number).sum())
+        total = sum(range(n)) + n * number
+        wrong += int((x != total).sum())
+        if torch is not None:
+            tensor = torch.full((COUNT,), comm.rank + number)
+            comm.all_reduce(tensor)
+            wrong += int((tensor != total).sum())
     return wrong
 
 

@@ -147,9 +147,11 @@ def training_table(*names: str) -> tuple[str, Rows]:
 def torch_table(name: str) -> tuple[str, Rows]:
     """What a call of torch.distributed costs the host."""
     found = record(name)
-    rows = [["call of dist, host µs", "NCCL", "ringcoll"]]
+    heads = ["NCCL", "ringcoll", "a Python group that does nothing", "ringcoll's communicator"]
+    rows = [["call of dist, host µs", *heads]]
     for what in ("all_reduce", "all_reduce async and wait"):
-        cells = [f"{found['us a call'][f'{lib} {what}']:.1f}" for lib in ("nccl", "ringcoll")]
+        groups = "nccl", "ringcoll", "idle", "communicator"
+        cells = [f"{found['us a call'][f'{group} {what}']:.1f}" for group in groups]
         rows.append([f"{what}, {format_bytes(found['bytes'])}", *cells])
     return _source(found), rows
 

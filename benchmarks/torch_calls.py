@@ -5,9 +5,11 @@
     python -m benchmarks.torch_calls [--ranks N] [--bytes 4096] [--device cuda|cpu]
         [--out FOLDER]
 
-On GPUs the host returns when a call is enqueued; on the CPU the time is that of the call. Calls of
-both backends take turns in blocks, in the same processes; the figure is the median of the blocks'
-means. It prints one JSON line, and writes the figures to ``--out`` as torch_calls.json.
+On GPUs the host returns when a call is enqueued; on the CPU the time is that of the call. Beside
+both backends stand a Python group that does nothing, ``idle``, which is the least that torch costs
+any, and ``communicator``, the methods of a ringcoll communicator on the same tensor. All take turns
+in blocks, in the same processes; the figure is the median of the blocks' means. It prints one JSON
+line, and writes the figures to ``--out`` as torch_calls.json.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import ringcoll
+from benchmarks.gpu.buckets import group_without_communication
 from benchmarks.needs import require
 from benchmarks.record import add_out, save
 
@@ -33,7 +38,9 @@ except ImportError:  # which benchmarks.needs reports before anything of it is u
 BLOCKS, CALLS = 21, 200
 
 
-def ranks_figures(rank: int, nranks: int, nbytes: int, device: str, store: str) -> None:
+def ranks_figures(
+    rank: int, nranks: int, nbytes: int, device: str, unique_id: str, store: str
+) -> None:
     """One rank: times the calls; rank 0 leaves the figures beside the store."""
     from ringcoll.torch_entry import register
 
@@ -45,24 +52,38 @@ def ranks_figures(rank: int, nranks: int, nbytes: int, device: str, store: str) 
         torch.set_num_threads(1)
     peer = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(peer, init_method=f"file://{store}", rank=rank, world_size=nranks)
-    groups = {peer: dist.group.WORLD, "ringcoll": dist.new_group(backend="ringcoll")}
+    groups = {
+        peer: dist.group.WORLD,
+        "ringcoll": dist.new_group(backend="ringcoll"),
+        "idle": group_without_communication(rank, nranks, where, bridged=False),
+    }
+    comm = ringcoll.init(id=unique_id, rank=rank, nranks=nranks, device=device)
     x = torch.zeros(nbytes // 4, device=where)
-    found: dict[str, list[float]] = {f"{name} {kind}": [] for name in groups for kind in _KINDS}
+    calls: dict[str, Callable[[], object]] = {
+        f"{name} {kind}": partial(call, x, group)
+        for name, group in groups.items()
+        for kind, call in _KINDS.items()
+    }
+    calls["communicator all_reduce"] = lambda: comm.all_reduce(x)
+    calls["communicator all_reduce async and wait"] = lambda: comm.all_reduce(
+        x, async_op=True
+    ).wait()
+    found: dict[str, list[float]] = {key: [] for key in calls}
     for block in range(BLOCKS + 2):
-        for name, group in groups.items():
-            for kind, call in _KINDS.items():
-                _settle(where, group)
-                began = time.perf_counter()
-                for _ in range(CALLS):
-                    call(x, group)
-                spent = (time.perf_counter() - began) / CALLS * 1e6
-                _settle(where, group)
-                if block >= 2:
-                    found[f"{name} {kind}"].append(spent)
+        for key, call in calls.items():
+            _settle(where)
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            spent = (time.perf_counter() - began) / CALLS * 1e6
+            _settle(where)
+            if block >= 2:
+                found[key].append(spent)
     if rank == 0:
         rows = {key: round(statistics.median(spent), 2) for key, spent in found.items()}
         with open(f"{store}.json", "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(rows, file)
+    comm.close()
     dist.destroy_process_group()
 
 
@@ -77,10 +98,10 @@ def _asynchronous(x: Any, group: Any) -> None:
 _KINDS = {"all_reduce": _blocking, "all_reduce async and wait": _asynchronous}
 
 
-def _settle(where: Any, group: Any) -> None:
+def _settle(where: Any) -> None:
     if where.type == "cuda":
         torch.cuda.synchronize()
-    dist.barrier(group=group)
+    dist.barrier()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -97,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     nranks = given.ranks or there or 2
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store"
-        arguments = (nranks, given.nbytes, given.device, store)
+        arguments = (nranks, given.nbytes, given.device, ringcoll.unique_id(), store)
         torch.multiprocessing.spawn(ranks_figures, arguments, nranks)
         with open(f"{store}.json", encoding="utf-8") as file:  # noqa: PTH123
             rows = json.load(file)

@@ -29,7 +29,7 @@ from unittest import mock
 from benchmarks.gpu.command import begin, slowest
 from benchmarks.gpu.processes import Link
 
-__all__ = ["main", "table", "work"]
+__all__ = ["group_without_communication", "main", "table", "work"]
 
 COUNT = 64 << 10
 """Elements of a bucket."""
