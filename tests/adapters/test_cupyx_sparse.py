@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import ringcoll
 from ringcoll.cupyx import RingcollBackend
+from ringcoll.cupyx.sparse import SparseCalls
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
 from tests.adapters.sparse import Csr, empty, of_dense
 
@@ -288,3 +290,43 @@ def test_a_message_into_another_format_is_refused_when_it_has_come():
         return str(caught.value)
 
     assert "out_array is csc and the matrix that has come csr" in among(2, work)[1]
+
+
+class Streams:
+    """What of ``cupy.cuda`` orders streams; every step is noted."""
+
+    def __init__(self, current):
+        self.steps = []
+        self.null, self.current = (self.made(ptr) for ptr in (0, current))
+        self.Stream = types.SimpleNamespace(null=self.null)
+
+    def made(self, ptr):
+        def record():
+            self.steps.append(("record", ptr))
+            return ptr
+
+        def wait_event(event):
+            self.steps.append(("wait", ptr, event))
+
+        return types.SimpleNamespace(ptr=ptr, record=record, wait_event=wait_event)
+
+    def get_current_stream(self):
+        return self.current
+
+
+@pytest.mark.parametrize("current", [0, 7])
+def test_a_product_is_ordered_with_the_default_stream(current):
+    streams, out = Streams(current), empty("float64", "csr")
+    comm: Any = types.SimpleNamespace(xp=types.SimpleNamespace(cuda=streams))
+    calls = SparseCalls(comm)
+    factors = [dense(seed, (4, 4), "float64") for seed in range(3)]
+
+    def product(a, b):
+        streams.steps.append(("product",))
+        return a * b
+
+    calls._combine(product, [of_dense(factor, "csr") for factor in factors], out)
+    assert same(out, factors[0] @ factors[1] @ factors[2])
+    before, after = [("record", 7), ("wait", 0, 7)], [("record", 0), ("wait", 7, 0)]
+    products = [("product",)] * 2
+    assert streams.steps == (before + products + after if current else products)

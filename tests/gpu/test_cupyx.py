@@ -12,11 +12,21 @@ import pytest
 import ringcoll
 from ringcoll.cuda.device import devices
 from ringcoll.cupyx import RingcollBackend
+from ringcoll.cupyx.sparse import SparseCalls
 from ringcoll.errors import ArgumentError
 from tests.gpu.ranks import on
 
 pytestmark = pytest.mark.gpu
 
+SPIN = r"""
+extern "C" __global__ void spin(long long ns) {
+    long long began, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - began < ns);
+}
+"""
 NRANKS = [
     pytest.param(1, id="one"),
     pytest.param("each", id="each its own", marks=pytest.mark.multi_gpu),
@@ -127,6 +137,42 @@ def test_sparse_matrices(nranks, kind):
                 check(came, full[3])
 
     ringcoll.spawn(work, n, device="cuda", timeout=20)
+
+
+def test_a_product_waits_for_the_default_stream(monkeypatch):
+    """Where CuPy copies it, behind what may take long."""
+    import cupy
+    from cupyx import cusparse
+    from cupyx.scipy import sparse
+
+    spin = cupy.RawKernel(SPIN, "spin")
+    library = cusparse._cusparse
+
+    class Slow:
+        """The library, whose default stream is busy before the last copy of a product."""
+
+        def __getattr__(self, name):
+            return getattr(library, name)
+
+        def spGEMM_copy(self, *arguments):  # noqa: N802
+            spin((1,), (1,), (np.int64(100_000_000),), stream=cupy.cuda.Stream.null)
+            return library.spGEMM_copy(*arguments)
+
+    def work(comm):
+        with on(comm):
+            factors = [sparse.csr_matrix(cupy.eye(300) * (k + 1)) for k in range(3)]
+            calls, out = SparseCalls(comm), sparse.csr_matrix((1, 1), dtype="float64")
+            found = cupy.zeros(300)
+            cupy.cuda.Device().synchronize()
+            stream = cupy.cuda.Stream(non_blocking=True)
+            monkeypatch.setattr(cusparse, "_cusparse", Slow())
+            with stream:
+                calls._combine(lambda a, b: a * b, factors, out)
+                found[:] = out.data
+            stream.synchronize()
+            return found.get().tolist()
+
+    assert ringcoll.spawn(work, 1, device="cuda", timeout=20) == [[6.0] * 300]
 
 
 def test_host_arrays_are_refused():
