@@ -43,7 +43,7 @@ class Free:
     def __init__(self, slots: int) -> None:
         self.slots, self.taken = slots, 0
 
-    def said(self, number: int) -> bool:
+    def posted(self, number: int) -> bool:
         """Whether a slot is free."""
         return number < self.taken + self.slots
 
@@ -180,7 +180,7 @@ class Rank:
 
         def call() -> None:
             flows = [
-                Flow(Free(limits.slots), SLICES + kind, 0, found)  # type: ignore[arg-type]
+                Flow(Free(limits.slots), SLICES + kind, 0, found)
                 for kind, found in enumerate(kinds)
             ]
             carry(staging, lambda: None, flows, 60.0)

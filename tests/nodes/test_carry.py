@@ -45,7 +45,7 @@ class Lane:
 def test_who_has_sent_everything_is_not_waited_for():
     """The last message of an exchange is looked at first, and others may have come before it."""
     lane, late = Lane(), Message()
-    flow = Flow(lane, 2, 7, [None], begun=1)  # type: ignore[arg-type, list-item]
+    flow = Flow(lane, 2, 7, [None], begun=1)  # type: ignore[list-item]
     flow.under_way = deque([[(1, Message(over=True)), (2, late)]])  # type: ignore[list-item]
     assert not _end(flow)
     assert _awaited([flow]) == [2]
@@ -100,7 +100,7 @@ def test_what_the_stream_brings_meanwhile_begins_at_once(monkeypatch):
     staging = SimpleNamespace(fabric=fabric, thread=SimpleNamespace(error=lambda: None))
     monkeypatch.setattr(module, "_SPIN_SECONDS", 60)
     exchange = Exchange("call", (), ((1, None),), (), ())  # type: ignore[arg-type]
-    flows = [Flow(lane, 2, 0, [exchange]), Flow(other, 3, 0, [exchange])]  # type: ignore[arg-type]
+    flows = [Flow(lane, 2, 0, [exchange]), Flow(other, 3, 0, [exchange])]
     carry(staging, lambda: None, flows, 1.0)  # type: ignore[arg-type]
     assert log[0] == 2
     assert log.index(3) <= 13
@@ -123,7 +123,7 @@ def test_the_peer_has_something_to_read_before_anything_is_received():
     staging = SimpleNamespace(fabric=fabric, thread=SimpleNamespace(error=lambda: None))
     exchange = Exchange("call", ((1, None),), ((1, None),), (), ())  # type: ignore[arg-type]
     lanes = Lane(), Lane()
-    flows = [Flow(lane, 2 + at, 0, [exchange]) for at, lane in enumerate(lanes)]  # type: ignore[arg-type]
+    flows = [Flow(lane, 2 + at, 0, [exchange]) for at, lane in enumerate(lanes)]
     carry(staging, lambda: None, flows, 1.0)  # type: ignore[arg-type]
     assert log == [("send", 2), ("send", 3), ("receive", 2), ("receive", 3)]
     assert [lane.ended for lane in lanes] == [[0], [0]]

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,6 @@ import numpy.typing as npt
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import AbortedError, ClosedError, Error
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, await_stream
-from ringcoll.executors.cuda_nodes.lane import StagingLane
 from ringcoll.executors.cuda_nodes.pieces import StagingCopy
 from ringcoll.fabric.mpi import Transfer
 
@@ -54,11 +54,21 @@ class Exchange:
     to_device: tuple[StagingCopy, ...]  # after them
 
 
+class Lane(Protocol):
+    """What a stream has posted of the exchanges of a lane, and is told of them."""
+
+    def posted(self, number: int) -> bool:
+        """Whether the stream has posted an exchange."""
+
+    def done(self, number: int) -> None:
+        """Tell the stream that an exchange has ended."""
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """The exchanges of one lane in a call, and how many of them have begun and ended."""
 
-    lane: StagingLane
+    lane: Lane
     channel: int  # by which both ends match the messages
     base: int  # the number of the first exchange among those of all calls on the lane
     exchanges: Sequence[Exchange]
