@@ -129,16 +129,16 @@ def training_table(*names: str) -> tuple[str, Rows]:
         how = ", CUDA graph" if "--graphs" in found["command"] else ""
         ways = {(r["model"], r["batch"], r["way"]): r for r in found["rows"]}
         for model, batch in dict.fromkeys((r["model"], r["batch"]) for r in found["rows"]):
-            theirs, *ours = (
-                ways[model, batch, way] for way in ("nccl", "ringcoll", "ringcoll-hook")
-            )
+            theirs = ways[model, batch, "nccl"]
+            ours = [ways.get((model, batch, way)) for way in ("ringcoll", "ringcoll-hook")]
+            timed = [row for row in ours if row]
             rows.append(
                 [
                     f"{model}, {batch}{how}",
                     str(theirs["ranks"]),
                     f"{theirs['step_ms']:.1f} ms",
-                    *(f"{row['step_ms']:.1f} ms ({row['of_peer']:.2f})" for row in ours),
-                    _differing(max(row["loss_differs"] for row in ours)),
+                    *(_step(row) for row in ours),
+                    _differing(max(row["loss_differs"] for row in timed)),
                 ]
             )
     return "<br>".join(_source(record(name)) for name in names), rows
@@ -154,6 +154,11 @@ def torch_table(name: str) -> tuple[str, Rows]:
         cells = [f"{found['us a call'][f'{group} {what}']:.1f}" for group in groups]
         rows.append([f"{what}, {format_bytes(found['bytes'])}", *cells])
     return _source(found), rows
+
+
+def _step(row: dict[str, Any] | None) -> str:
+    """A step beside NCCL's, if it was timed."""
+    return "–" if row is None else f"{row['step_ms']:.1f} ms ({row['of_peer']:.2f})"
 
 
 def start_table(*names: str) -> tuple[str, Rows]:
