@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 ADMITTED = {
-    "torch_calls": "The commit is not in the history any more, and the option is --out",
     "gpu_timing_model_4_of_12_blocks": "The option --blocks is gone",
 }
 """Shown records that cannot be measured again as they were, and how the page says so."""
