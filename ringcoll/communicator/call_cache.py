@@ -362,6 +362,8 @@ def comparable(arguments: tuple[Any, ...]) -> object:
             found.append(argument)
         elif kind is list or kind is tuple:
             found.append((*argument, *map(type, argument)))
+        elif kind is np.ndarray and argument.dtype.kind in "iu":
+            found.append((argument.dtype, argument.shape, *argument.flat))
         elif isinstance(argument, (str, ReduceOp)):
             found.append(argument)
         else:

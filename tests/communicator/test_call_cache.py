@@ -128,3 +128,21 @@ def test_a_users_plan_is_in_place_on_all_ranks_or_on_none():
 
     with pytest.raises(MismatchError, match="in place on rank 1 only"):
         ringcoll.spawn(work, 2)
+
+
+def test_counts_in_an_array_are_kept_by_value():
+    def work(comm):
+        counts, received = np.array([1, 3]), []
+        for _ in range(3):
+            x = np.full(counts[comm.rank], comm.rank + 1.0)
+            y = np.zeros(counts.sum())
+            comm.all_gather_v(x, y, counts)
+            received.append(y.tolist())
+            counts[:] = counts[::-1].copy()
+        kept = len(comm._engine.calls)
+        with pytest.raises(ringcoll.ArgumentTypeError, match="counts"):
+            comm.all_gather_v(x, y, counts.astype(float))
+        return received, kept
+
+    one, other = [1.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 2.0]
+    assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == [([one, other, one], 2)] * 2
