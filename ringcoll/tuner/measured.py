@@ -54,6 +54,7 @@ OPTIONS = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "g
 PUSHES = Source(
     "2 and 4 NVIDIA H100 80GB HBM3 and 2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_pushes.json"
 )
+BESIDE = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_beside_2.json")
 FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
 ASSUMED = Source("assumed, not measured", "2026-11-21")
@@ -321,8 +322,16 @@ COPY_SLICE_BYTES = Measured(
 )
 """Bytes of the larger buffer in a slice of copy engines."""
 
-COPY_SLICES = Measured(4, PUSHES, COPY_SLICE_BYTES.figures, {"reduce_scatter": 8})
-"""The most slices; more if SCRATCH is too small for them."""
+COPY_SLICES = Measured(
+    4,
+    BESIDE,
+    "256 MiB each way in 1, 4, 8, 16 and 32 copies, in µs: on one stream 688, 701, 717, 747 and "
+    "790, on two in turns 689, 700, 716, 746 and 789; with kernels of one warp beside each 2 to 12 "
+    "more",
+    {"reduce_scatter": 8},
+)
+"""The most slices; more if SCRATCH is too small for them: a copy costs the link 4 µs, which another
+stream does not hide."""
 
 FUSED_BYTES = Measured(
     128 << 20,
@@ -391,8 +400,14 @@ CALL_BLOCKS = Measured(
 """The most CUDA blocks of all lanes of a call on mapped buffers together: an all_gather by 64 takes
 up to 9 % longer, and leaves multiprocessors to what a program computes meanwhile."""
 
-BESIDE_BLOCKS = Measured(32, ASSUMED, "a GPU's own memory is much faster than the links")
-"""The most CUDA blocks for each block that reduces beside copy engines."""
+BESIDE_BLOCKS = Measured(
+    32,
+    BESIDE,
+    "512 MiB by engine='copy' in 8 slices with 32, 64 and 96 blocks beside, in µs: reduce_scatter "
+    "818, 786 and 778, all_reduce 1453 each; reduce_scatter by 128 blocks without copy engines 813",
+)
+"""The most CUDA blocks for each block that reduces beside copy engines: as fast as kernels alone by
+a quarter of their blocks, and a program that asks for copy engines computes meanwhile."""
 
 # -- CPU ranks -------------------------------------------------------------------------------------
 
