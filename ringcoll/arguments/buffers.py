@@ -19,6 +19,9 @@ _HOST = (1, 3)
 _DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed"}
 
 
+_NEVER_IN_PLACE = ("all_to_all_v", "send", "recv", "sendrecv")
+
+
 def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
     """A flat view of a contiguous array's memory; ``where`` is the call and the rank in errors."""
     array = obj if isinstance(obj, np.ndarray) else host_view(obj, argument, where, writable)
@@ -51,10 +54,17 @@ def refuse_in_place(obj: object, argument: str, where: str) -> None:
     """Refuse MPI.IN_PLACE, which mpi4py lets numpy view as bytes: leaving a buffer out says it."""
     if type(obj).__module__.startswith("mpi4py") and repr(obj).endswith("IN_PLACE"):
         call = where.partition(" ")[0]
-        way = f"leave {argument} out"
-        if argument == "sendbuf":
-            way = f"write {call}({'None, x' if 'gather' in call else 'x'})"
-        raise ArgumentTypeError(f"{where}: {argument} is MPI.IN_PLACE; {way} to work in place")
+        if call in _NEVER_IN_PLACE:
+            way = "this call is never in place: pass a second buffer"
+        elif "gather" in call:
+            way = f"write {call}(None, x{', counts' * call.endswith('_v')}) to work in place"
+        elif call.endswith("_v"):
+            way = f"write {call}(x, None, counts) to work in place"
+        elif argument == "sendbuf":
+            way = f"write {call}(x) to work in place"
+        else:
+            way = f"leave {argument} out to work in place"
+        raise ArgumentTypeError(f"{where}: {argument} is MPI.IN_PLACE; {way}")
 
 
 def in_memory_order(array: Any) -> Any:
@@ -83,7 +93,8 @@ def host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
             f"{remedy}"
         )
     try:
-        of_torch = "torch" in sys.modules and isinstance(obj, sys.modules["torch"].Tensor)
+        # Another thread may just import it.
+        of_torch = isinstance(obj, getattr(sys.modules.get("torch"), "Tensor", ()))
         if not (of_torch and getattr(obj, "is_cpu", False)):
             _refuse_device_memory(obj, argument, where)
         if of_torch:
@@ -91,7 +102,7 @@ def host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
         return _protocol_view(obj)
     except (ArgumentError, ArgumentTypeError):
         raise
-    except (BufferError, ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # the object's own properties may raise anything
         raise ArgumentTypeError(
             f"{where}: {argument} is a {kind} whose memory numpy cannot view ({error}); pass a "
             f"numpy array, or an object with the buffer protocol, __array_interface__ or DLPack"

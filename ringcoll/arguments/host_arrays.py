@@ -24,30 +24,39 @@ Reader = Callable[[Any], Array | None]
 """A view that keeps the memory alive; None where the checks of a call are to say more."""
 
 
-class HostArrays(dict[type, Reader]):
-    """The readers of foreign arrays, by the arrays' type."""
+class HostArrays:
+    """The views of foreign arrays."""
 
-    def __missing__(self, kind: type) -> Reader:
-        found = self[kind] = reader_of(kind)
-        return found
+    def __init__(self) -> None:
+        # Of torch's two types alone: others come and go, such as ctypes' for each length.
+        self._readers: dict[type, Reader] = {}
 
-    def viewed(self, buffer: Any) -> Any:
+    def pair(self, first: Any, second: Any) -> tuple[Any, Any]:
+        """The views of a call's two buffers, one view where both are one object."""
+        view = self.view(first)
+        return view, view if second is first else self.view(second)
+
+    def view(self, buffer: Any) -> Any:
         """A numpy array of the same memory, or the buffer itself for the checks of a call."""
-        if buffer is None or type(buffer) is np.ndarray:
+        kind = type(buffer)
+        if buffer is None or kind is np.ndarray:
             return buffer
-        found = self[type(buffer)](buffer)
+        found = (self._readers.get(kind) or self._reader_of(kind))(buffer)
         return buffer if found is None else found
 
+    def _reader_of(self, kind: type) -> Reader:
+        torch = sys.modules.get("torch")  # which another thread may just import
+        if kind in (getattr(torch, "Tensor", None), _parameter(torch)):
+            found = self._readers[kind] = _torch_reader(torch)
+            return found
+        if kind is np.memmap:
+            return lambda array: array.view(np.ndarray)
+        # The other subclasses may be masked, or show no elements.
+        return _no_array if issubclass(kind, np.ndarray) else _protocol_reader
 
-def reader_of(kind: type) -> Reader:
-    """The reader of an array type."""
-    torch = sys.modules.get("torch")
-    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
-        return _torch_reader(torch)
-    if kind is np.memmap:
-        return lambda array: array.view(np.ndarray)
-    # The other subclasses may be masked, or show no elements.
-    return _no_array if issubclass(kind, np.ndarray) else _protocol_reader
+
+def _parameter(torch: Any) -> object:
+    return getattr(getattr(torch, "nn", None), "Parameter", None)
 
 
 def _no_array(_buffer: object) -> None:
@@ -80,12 +89,13 @@ def _torch_reader(torch: Any) -> Reader:
             except ArgumentTypeError:
                 return None
         try:
-            pointer, nbytes = tensor.data_ptr(), tensor.nbytes
+            pointer, nbytes, storage = tensor.data_ptr(), tensor.nbytes, tensor.untyped_storage()
             end = tensor.storage_offset() * numpy.itemsize + nbytes
-            inside = end <= tensor.untyped_storage().nbytes()
+            if end > storage.nbytes() or not pointer or not nbytes:  # freed, shrunk or empty
+                return None
         except RuntimeError:  # a transform's tensor, which has no memory
             return None
-        # An empty one has no address, and neither has one whose storage was freed.
-        return view_of(tensor, pointer, nbytes, numpy) if inside and pointer and nbytes else None
+        # Not the tensor: set_() and .data = give it other storage, in the middle of a call too.
+        return view_of(storage, pointer, nbytes, numpy)
 
     return read

@@ -353,6 +353,10 @@ def prepare_collective(
     return prepare(name, rank=rank, nranks=nranks, sendbuf=send, recvbuf=recv, op=op, root=root)
 
 
+_INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
+"""Types of counts that cannot change; a tensor of one element can."""
+
+
 def comparable(arguments: tuple[Any, ...]) -> object:
     """Counts and displacements by value and by type; without a hash if nothing is equal to them."""
     found: list[object] = []
@@ -360,7 +364,7 @@ def comparable(arguments: tuple[Any, ...]) -> object:
         kind = argument.__class__
         if argument is None or kind is int:
             found.append(argument)
-        elif kind is list or kind is tuple:
+        elif (kind is list or kind is tuple) and _INTEGERS.issuperset(map(type, argument)):
             found.append((*argument, *map(type, argument)))
         elif kind is np.ndarray and argument.dtype.kind in "iu":
             found.append((argument.dtype, argument.shape, *argument.flat))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import array
+import contextlib
+import ctypes
 import gc
+import sys
 import threading
+import types
 import weakref
 
 import numpy as np
@@ -87,37 +91,115 @@ def test_a_tensor_that_has_changed_is_checked_again():
         assert y.tolist() == [3.0] * 4
 
 
-def test_a_tensor_of_a_call_under_way_keeps_its_memory():
+@pytest.mark.parametrize("kind", ["all_reduce", "recv", "all_to_all_v", "group"])
+def test_a_call_under_way_keeps_the_memory_of_its_tensor(kind):
+    """Also where the tensor is given other memory meanwhile, and then dropped."""
     torch = pytest.importorskip("torch")
-    checked = threading.Event()
+    given, count = threading.Event(), 1 << 12
+    halves = [count // 2] * 2
+
+    def call(comm, x, **how):
+        if kind == "recv":
+            return comm.send(x, 0) if comm.rank else comm.recv(x, 1, **how)
+        if kind == "all_to_all_v":
+            return comm.all_to_all_v(torch.ones(count), halves, x, halves, **how)
+        return comm.all_reduce(x, **how)
 
     def work(comm):
-        x = torch.ones(1 << 12)
-        ended: list[bool] = []
-        comm.all_reduce(x)
+        x = torch.ones(count)
+        call(comm, x)
         if comm.rank:
-            assert checked.wait(20)
-            comm.all_reduce(x)
+            assert given.wait(20)
+            call(comm, x)
             return True
-        work = comm.all_reduce(x, async_op=True)
-        weakref.finalize(x, ended.append, True)
-        del x
-        gc.collect()
-        alive = not ended
-        checked.set()
-        work.wait()
-        return alive
+        in_group = kind == "group"
+        with ringcoll.group() if in_group else contextlib.nullcontext():
+            work = call(comm, x) if in_group else call(comm, x, async_op=True)
+            x.data = torch.empty(0)
+            gc.collect()
+            others = [torch.full((count,), 7.0) for _ in range(8)]
+            given.set()
+        if work is not None:
+            work.wait()
+        return all(bool((other == 7).all()) for other in others)
 
     assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == [True, True]
 
 
-def test_a_view_keeps_its_tensor_alive():
+def test_a_view_keeps_the_memory_and_lets_it_go():
     torch = pytest.importorskip("torch")
     tensor = torch.arange(4.0)
-    known, view = weakref.ref(tensor), HostArrays().viewed(tensor)
-    del tensor
+    ended: list[bool] = []
+    storage = tensor.untyped_storage()
+    weakref.finalize(storage, ended.append, True)
+    view = HostArrays().view(tensor)
+    del tensor, storage
     gc.collect()
-    assert known() is not None and view.tolist() == [0, 1, 2, 3]
+    assert ended == [] and view.tolist() == [0, 1, 2, 3]
     del view
     gc.collect()
-    assert known() is None
+    assert ended == [True]
+
+
+def test_types_that_come_and_go_are_not_kept():
+    arrays = HostArrays()
+    kinds: list[weakref.ref[type]] = []
+    for count in range(1, 40):
+        made = (ctypes.c_ubyte * count)()
+        assert arrays.view(made).size == count
+        kinds.append(weakref.ref(type(made)))
+    del made
+    gc.collect()
+    assert sum(kind() is not None for kind in kinds) <= 1
+
+
+def test_one_read_only_object_for_both_buffers_is_told_as_one():
+    (comm,) = ringcoll.init_all(1, device="cpu")
+    with comm:
+        texts = []
+        for x in (np.frombuffer(bytes(4), np.uint8), memoryview(bytes(4))):
+            with pytest.raises(ArgumentError) as caught:
+                comm.all_reduce(x, x)
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1] and "sendbuf is read-only" in texts[0]
+
+
+def test_counts_that_can_change_are_read_by_every_call():
+    torch = pytest.importorskip("torch")
+
+    def work(comm):
+        counts, found = [torch.tensor(1), torch.tensor(2)], []
+        for values in ((1, 2), (2, 1)):
+            for count, value in zip(counts, values, strict=True):
+                count.fill_(value)
+            x = np.arange(3.0)
+            comm.reduce_scatter_v(x, None, counts)
+            found.append(x.tolist())
+        return found
+
+    wanted = [[[0, 1, 2], [0, 2, 2]], [[0, 2, 4], [0, 1, 4]]]
+    assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == wanted
+
+
+def test_a_torch_that_another_thread_is_importing_is_none_yet(monkeypatch):
+    (comm,) = ringcoll.init_all(1, device="cpu")
+    with comm:
+        for module in (types.ModuleType("torch"), None):
+            monkeypatch.setitem(sys.modules, "torch", module)
+            x = bytearray(b"abc")
+            for _ in range(2):
+                comm.all_reduce(x)
+            assert bytes(x) == b"abc"
+
+
+def test_what_an_objects_own_property_raises_names_the_argument():
+    class Broken:
+        @property
+        def __array_interface__(self):
+            raise KeyError("gone")
+
+    (comm,) = ringcoll.init_all(1, device="cpu")
+    with comm:
+        for _ in range(2):
+            with pytest.raises(ArgumentTypeError, match=r"all_reduce on rank 0: sendbuf.*gone"):
+                comm.all_reduce(Broken())

@@ -175,7 +175,22 @@ def test_in_place_of_mpi4py_says_what_to_write():
     calls: dict[str, Any] = {
         r"all_reduce.*: sendbuf is MPI.IN_PLACE; write all_reduce\(x\)": comm.all_reduce,
         r"all_gather.*: sendbuf is MPI.IN_PLACE; write all_gather\(None, x\)": comm.all_gather,
+        r"all_gather.*: recvbuf is MPI.IN_PLACE; write all_gather\(None, x\)": (
+            lambda a, b: comm.all_gather(b, a)
+        ),
+        r"all_gather_v.*; write all_gather_v\(None, x, counts\)": (
+            lambda a, b: comm.all_gather_v(a, b, [3])
+        ),
         r"scatter.*: recvbuf is MPI.IN_PLACE; leave recvbuf out": lambda a, b: comm.scatter(b, a),
+        r"reduce_scatter_v.*; write reduce_scatter_v\(x, None, counts\)": (
+            lambda a, b: comm.reduce_scatter_v(a, b, [3])
+        ),
+        r"all_to_all_v.*: sendbuf is MPI.IN_PLACE; this call is never in place": (
+            lambda a, b: comm.all_to_all_v(a, [3], b, [3])
+        ),
+        r"sendrecv.*: recvbuf is MPI.IN_PLACE; this call is never in place": (
+            lambda a, b: comm.sendrecv(b, 0, a, 0)
+        ),
     }
     for match, call in calls.items():
         with pytest.raises(ringcoll.ArgumentTypeError, match=match):

@@ -69,7 +69,7 @@ class CpuEngine(Engine):
         sent = _read(sendbuf)
         received = _NOTHING if recvbuf is None else _read(recvbuf)
         if sent is None or received is None:
-            sendbuf, recvbuf = self._arrays.viewed(sendbuf), self._arrays.viewed(recvbuf)
+            sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
             sent, received = _read(sendbuf), _read(recvbuf)
         if sent is not None and received is not None:
             first, sends, kind, free = sent
@@ -174,7 +174,7 @@ class CpuEngine(Engine):
         key = kept = None
         sent, received = _read(sendbuf), _read(recvbuf)
         if sent is None or received is None:
-            sendbuf, recvbuf = self._arrays.viewed(sendbuf), self._arrays.viewed(recvbuf)
+            sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
             sent, received = _read(sendbuf), _read(recvbuf)
         alive = sendbuf, recvbuf
         if sent is not None and received is not None and of_thread.group is None:
@@ -230,7 +230,7 @@ class CpuEngine(Engine):
 
     def views(self, _name: str, /, **buffers: Any) -> list[Any]:
         """The buffers, for the checks."""
-        return list(map(self._arrays.viewed, buffers.values()))
+        return list(map(self._arrays.view, buffers.values()))
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
         stream = how.get("stream")
