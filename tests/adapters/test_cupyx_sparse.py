@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -292,41 +293,37 @@ def test_a_message_into_another_format_is_refused_when_it_has_come():
     assert "out_array is csc and the matrix that has come csr" in among(2, work)[1]
 
 
-class Streams:
-    """What of ``cupy.cuda`` orders streams; every step is noted."""
+def test_a_product_is_made_on_the_current_stream(monkeypatch):
+    steps: list[object] = []
+    library = types.ModuleType("cusparse")
+    library.setStream = lambda *given: steps.append(given)  # type: ignore[attr-defined]
+    libs = types.ModuleType("libs")
+    libs.cusparse = library  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy_backends", types.ModuleType("cupy_backends"))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libs)
+    cuda = types.SimpleNamespace(
+        device=types.SimpleNamespace(get_cusparse_handle=lambda: 5),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
+    )
+    comm: Any = types.SimpleNamespace(xp=types.SimpleNamespace(cuda=cuda))
+    calls, out = SparseCalls(comm), empty("float64", "csr")
 
-    def __init__(self, current):
-        self.steps = []
-        self.null, self.current = (self.made(ptr) for ptr in (0, current))
-        self.Stream = types.SimpleNamespace(null=self.null)
+    class Factor:
+        format = "csr"
 
-    def made(self, ptr):
-        def record():
-            self.steps.append(("record", ptr))
-            return ptr
+        def __init__(self, matrix):
+            self.matrix = matrix
 
-        def wait_event(event):
-            self.steps.append(("wait", ptr, event))
+        def __mul__(self, other):
+            steps.append("product")
+            return Factor(self.matrix * other.matrix)
 
-        return types.SimpleNamespace(ptr=ptr, record=record, wait_event=wait_event)
+        def asformat(self, kind):
+            return self.matrix.asformat(kind)
 
-    def get_current_stream(self):
-        return self.current
-
-
-@pytest.mark.parametrize("current", [0, 7])
-def test_a_product_is_ordered_with_the_default_stream(current):
-    streams, out = Streams(current), empty("float64", "csr")
-    comm: Any = types.SimpleNamespace(xp=types.SimpleNamespace(cuda=streams))
-    calls = SparseCalls(comm)
     factors = [dense(seed, (4, 4), "float64") for seed in range(3)]
-
-    def product(a, b):
-        streams.steps.append(("product",))
-        return a * b
-
-    calls._combine(product, [of_dense(factor, "csr") for factor in factors], out)
+    product = calls._operator("all_reduce", "prod")
+    calls._combine(product, [Factor(of_dense(factor, "csr")) for factor in factors], out)
     assert same(out, factors[0] @ factors[1] @ factors[2])
-    before, after = [("record", 7), ("wait", 0, 7)], [("record", 0), ("wait", 7, 0)]
-    products = [("product",)] * 2
-    assert streams.steps == (before + products + after if current else products)
+    assert steps == [(5, 7), "product"] * 2

@@ -18,15 +18,6 @@ from tests.gpu.ranks import on
 
 pytestmark = pytest.mark.gpu
 
-SPIN = r"""
-extern "C" __global__ void spin(long long ns) {
-    long long began, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
-    do {
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while (now - began < ns);
-}
-"""
 NRANKS = [
     pytest.param(1, id="one"),
     pytest.param("each", id="each its own", marks=pytest.mark.multi_gpu),
@@ -139,40 +130,46 @@ def test_sparse_matrices(nranks, kind):
     ringcoll.spawn(work, n, device="cuda", timeout=20)
 
 
-def test_a_product_waits_for_the_default_stream(monkeypatch):
-    """Where CuPy copies it, behind what may take long."""
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_a_product_is_made_on_the_current_stream(kind, monkeypatch):
+    """Whichever stream cuSPARSE was last given."""
     import cupy
+    from cupy.cuda.device import get_cusparse_handle
     from cupyx import cusparse
     from cupyx.scipy import sparse
 
-    spin = cupy.RawKernel(SPIN, "spin")
-    library = cusparse._cusparse
+    library, seen = cusparse._cusparse, []
 
-    class Slow:
-        """The library, whose default stream is busy before the last copy of a product."""
+    class Watched:
+        """The library, which notes the stream of each part of a product."""
 
         def __getattr__(self, name):
-            return getattr(library, name)
+            found = getattr(library, name)
+            if not name.startswith(("spGEMM_work", "spGEMM_compute", "spGEMM_copy")):
+                return found
 
-        def spGEMM_copy(self, *arguments):  # noqa: N802
-            spin((1,), (1,), (np.int64(100_000_000),), stream=cupy.cuda.Stream.null)
-            return library.spGEMM_copy(*arguments)
+            def noted(handle, *rest):
+                seen.append(library.getStream(handle))
+                return found(handle, *rest)
+
+            return noted
 
     def work(comm):
         with on(comm):
-            factors = [sparse.csr_matrix(cupy.eye(300) * (k + 1)) for k in range(3)]
-            calls, out = SparseCalls(comm), sparse.csr_matrix((1, 1), dtype="float64")
-            found = cupy.zeros(300)
+            factors = [getattr(sparse, f"{kind}_matrix")(cupy.eye(300) * (k + 1)) for k in range(3)]
+            calls = SparseCalls(comm)
+            out = getattr(sparse, f"{kind}_matrix")((1, 1), dtype="float64")
             cupy.cuda.Device().synchronize()
-            stream = cupy.cuda.Stream(non_blocking=True)
-            monkeypatch.setattr(cusparse, "_cusparse", Slow())
+            other, stream = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+            library.setStream(get_cusparse_handle(), other.ptr)
+            monkeypatch.setattr(cusparse, "_cusparse", Watched())
             with stream:
-                calls._combine(lambda a, b: a * b, factors, out)
-                found[:] = out.data
+                calls._combine(calls._operator("all_reduce", "prod"), factors, out)
+                found = out.data.copy()
             stream.synchronize()
-            return found.get().tolist()
+            return found.get().tolist(), {*seen} == {stream.ptr}
 
-    assert ringcoll.spawn(work, 1, device="cuda", timeout=20) == [[6.0] * 300]
+    assert ringcoll.spawn(work, 1, device="cuda", timeout=20) == [([6.0] * 300, True)]
 
 
 def test_host_arrays_are_refused():
