@@ -356,6 +356,9 @@ def prepare_collective(
 _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
 """Types of counts that cannot change; a tensor of one element can."""
 
+_MOST_COUNTS = 1 << 12
+"""Of a longer array, which may be a buffer at the wrong place, no copy is made."""
+
 
 def comparable(arguments: tuple[Any, ...]) -> object:
     """Counts and displacements by value and by type; without a hash if nothing is equal to them."""
@@ -366,8 +369,8 @@ def comparable(arguments: tuple[Any, ...]) -> object:
             found.append(argument)
         elif (kind is list or kind is tuple) and _INTEGERS.issuperset(map(type, argument)):
             found.append((*argument, *map(type, argument)))
-        elif kind is np.ndarray and argument.dtype.kind in "iu":
-            found.append((argument.dtype, argument.shape, *argument.flat))
+        elif kind is np.ndarray and argument.dtype.kind in "iu" and argument.size <= _MOST_COUNTS:
+            found.append((argument.dtype, argument.shape, argument.tobytes()))
         elif isinstance(argument, (str, ReduceOp)):
             found.append(argument)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
@@ -18,6 +18,7 @@ from ringcoll.communicator.messages import Messages
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.scans import Scans
 from ringcoll.communicator.topology import Topology
+from ringcoll.communicator.work import Work
 from ringcoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -26,6 +27,7 @@ from ringcoll.errors import (
     did_you_mean,
     nearest,
 )
+from ringcoll.tracing import break_graphs_at, leave_alone
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,6 +56,7 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
 
     def __init__(self, state: RankState) -> None:
         super().__init__(state)
+        leave_alone(_CALLS)
         nodes = state.fabric.nodes or (0,) * self.nranks
         self.node: int = nodes[self.rank]
         """The node that this rank is on; nodes count in the order of their first ranks."""
@@ -403,3 +406,14 @@ def _hint(name: str, names: Iterable[str]) -> str:
         return f"; did you mean {later!r} with async_op=True?"
     near = nearest(plain, known, 0.75)
     return f"; did you mean {known[near]!r}?" if near else ""
+
+
+_CALLS = [
+    found
+    for kind in (*Communicator.__mro__, Work)
+    for name, found in vars(kind).items()
+    if isinstance(found, FunctionType) and not name.startswith("_")
+]
+"""What users call: a program that torch compiles may do so."""
+
+break_graphs_at(_CALLS)

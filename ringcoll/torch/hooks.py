@@ -38,6 +38,7 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.base import GroupBase
 from ringcoll.torch.buckets import Buckets
+from ringcoll.torch.tracing import runs_outside_graphs
 
 __all__ = ["all_reduce", "bf16_compress"]
 
@@ -45,6 +46,7 @@ __all__ = ["all_reduce", "bf16_compress"]
 _streams: weakref.WeakKeyDictionary[Communicator, AsyncStream] = weakref.WeakKeyDictionary()
 
 
+@runs_outside_graphs
 def all_reduce(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Average a bucket of gradients over the ranks of a communicator, in the bucket's own memory.
 
@@ -70,6 +72,7 @@ def all_reduce(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     return _started(comm, buffer, lambda: comm.all_reduce(carrier, op="avg"))
 
 
+@runs_outside_graphs
 def bf16_compress(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Average a bucket of gradients as :func:`all_reduce`, but send them in bfloat16.
 

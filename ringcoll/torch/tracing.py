@@ -1,40 +1,22 @@
-"""What torch's compiler and profiler see of a group's calls.
+"""What torch's compiler and profiler see of a group's calls; see :mod:`ringcoll.tracing` too.
 
-torch.compile breaks its graph at them, as at the calls of groups in C++. A group in Python is to it
-like any other code, which it would follow to streams, locks and addresses.
-``torch.compiler.disable`` would load torch._dynamo, which takes seconds, and wrap every call; the
-marks that it leaves are enough, and a call costs nothing.
+torch.compile breaks its graph at them, as at the calls of groups in C++.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import Any, TypeVar
 
 from torch.autograd import profiler
 
-__all__ = ["compile_disabled", "profiler", "profiler_event"]
+from ringcoll.tracing import break_graphs_at, leave_alone
+
+__all__ = ["compile_disabled", "profiler", "profiler_event", "runs_outside_graphs"]
 
 Kind = TypeVar("Kind", bound=type)
-
-try:
-    from torch._C._dynamo.eval_frame import (
-        _FrameAction,
-        _FrameExecStrategy,
-        set_code_exec_strategy,
-    )
-except ImportError:  # torch before 2.7, or built without the compiler
-
-    def _leave_alone(function: Any) -> None:
-        pass
-
-else:
-    # Skip these frames and those that they call.
-    _ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-
-    def _leave_alone(function: Any) -> None:
-        set_code_exec_strategy(function.__code__, _ALONE)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compile_disabled(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
@@ -42,16 +24,24 @@ def compile_disabled(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
 
     ``simple`` methods only return a constant of the group, and may be part of a graph.
     """
-    for found in vars(kind).values():
-        if isinstance(found, property):
-            _leave_alone(found.fget)
-        elif isinstance(found, FunctionType):
-            _leave_alone(found)
-            if not found.__name__.startswith("_") and found.__name__ not in simple:
-                marked: Any = found
-                marked._torchdynamo_disable = True
-                marked._torchdynamo_disable_msg = "calls of ringcoll run outside of graphs"
+    own = vars(kind).values()
+    methods = [found for found in own if isinstance(found, FunctionType)]
+    getters = [found.fget for found in own if isinstance(found, property)]
+    leave_alone([*methods, *(found for found in getters if isinstance(found, FunctionType))])
+    break_graphs_at(
+        found
+        for found in methods
+        if not found.__name__.startswith("_") and found.__name__ not in simple
+    )
     return kind
+
+
+def runs_outside_graphs(function: Function) -> Function:
+    """Disable torch.compile in a function."""
+    if isinstance(function, FunctionType):
+        leave_alone([function])
+        break_graphs_at([function])
+    return function
 
 
 def profiler_event(name: str) -> Any:
