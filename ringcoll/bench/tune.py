@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,10 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was measured; ``path``: where the user's table of the machine is kept."""
+    """What was measured; ``path``: where the user's table of the machine is kept.
+
+    ``left``: collectives whose cases the time was too short for, and how many of each.
+    """
 
     rank: int
     machine: Machine
@@ -79,6 +83,7 @@ class Tuned:
     entries: tuple[Entry, ...]
     checked: tuple[Checked, ...]
     wrong: int
+    left: Mapping[str, int]
 
 
 def tune(world: World, sweep: Sweep, shown: Shown) -> Tuned:
@@ -131,8 +136,10 @@ class _Tuner(Session):
         }
         end = time.monotonic() + self._sweep.seconds
         entries, checked = [], []
+        left: Sequence[tuple[Case, bool]] = ()
         for number, (case, mapped) in enumerate(cases):
             if agree(self.control, time.monotonic() > end):
+                left = cases[number:]
                 break
             kind = "mapped" if mapped else "plain"
             step(f"{case.section.collective}, {case.nbytes} bytes, {kind}")
@@ -144,7 +151,9 @@ class _Tuner(Session):
                 checked.append(checked_of(case, mapped, ranked))
             elif ranked:
                 entries.append(_entry(case, mapped, candidates, ranked))
-        return Tuned(self.comm.rank, *self._place(), tuple(entries), tuple(checked), self._wrong)
+        counted = Counter(case.section.collective for case, _ in left)
+        found = tuple(entries), tuple(checked)
+        return Tuned(self.comm.rank, *self._place(), *found, self._wrong, counted)
 
     def _place(self) -> tuple[Machine, Path | None]:
         state: Any = self.comm._state

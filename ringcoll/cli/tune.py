@@ -140,6 +140,13 @@ def _measure(args: argparse.Namespace) -> int:
         _keep(found, args)
     elif found.rank == 0:
         _compare(found, args)
+    if found.rank == 0 and found.left:
+        left = ", ".join(f"{count} cases of {name}" for name, count in found.left.items())
+        print(
+            f"ringcoll: {args.seconds:g} s were too short for {left}; pass more --seconds, or "
+            f"--collectives",
+            file=sys.stderr,
+        )
     return 1 if found.wrong else 0
 
 

@@ -40,7 +40,7 @@ def tuned(sweep: Sweep) -> tuple[Any, list[str]]:
 def test_every_case_is_measured_and_becomes_an_entry(monkeypatch):
     monkeypatch.setattr("ringcoll.bench.tune._ROUNDS", 1)
     found, named = tuned(Sweep(COLLECTIVES, (1 << 12, 1 << 17), 500.0))
-    assert found.wrong == 0 and not found.checked
+    assert found.wrong == 0 and not found.checked and not found.left
     assert len(named) == len(found.entries) == len(COLLECTIVES) * 3  # the large size twice
     assert "all_reduce, 131072 bytes, mapped" in named
     machine = found.machine
@@ -87,8 +87,8 @@ def test_a_table_is_compared_with_what_it_has_not_seen(tmp_path, monkeypatch):
 
 
 def test_a_machine_that_is_too_slow_gets_every_other_size_first():
-    _, named = tuned(Sweep(("broadcast",), (1 << 10, 1 << 11, 1 << 12), 1e-9))
-    assert named == []
+    found, named = tuned(Sweep(("broadcast", "reduce"), (1 << 10, 1 << 11, 1 << 12), 1e-9))
+    assert named == [] and found.left == {"broadcast": 3, "reduce": 3}
     found, named = tuned(Sweep(("broadcast",), (1 << 10, 1 << 11, 1 << 12), 0.3))
     assert named[:1] == ["broadcast, 1024 bytes, plain"]
     assert [entry.nbytes for entry in found.entries] == [1 << 10, 1 << 12, 1 << 11][: len(named)]
@@ -209,6 +209,13 @@ def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypat
     found = json.loads((tmp_path / "c.json").read_text())
     assert [row["nbytes"] for row in found["rows"]] == [1536]
     assert found["table"] == json.loads(text) and found["summary"]["points"] == 1
+
+
+def test_the_command_says_what_the_time_was_too_short_for(tmp_path, capfd):
+    words = "tune --ranks 2 --device cpu --collectives all_reduce,reduce --seconds 0.05 --out"
+    assert main([*words.split(), str(tmp_path / "t.json")]) == 0
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("ringcoll: 0.05 s were too short for ") and "cases of reduce" in last
 
 
 @pytest.mark.parametrize(("name", "value"), [("MAX_SMS", "4"), ("PACE", "1e9"), ("SLICES", "2")])
