@@ -36,7 +36,11 @@ def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
         raise ArgumentTypeError(f"{where}: {argument}: {error}") from None
     flags = array.flags
     if not flags.c_contiguous:
-        way = "its transpose .T" if flags.f_contiguous else f"np.ascontiguousarray({argument})"
+        way = f"np.ascontiguousarray({argument})"
+        if flags.f_contiguous:
+            way = "its transpose .T"
+        elif hasattr(obj, "contiguous"):  # torch's
+            way = f"{argument}.contiguous()"
         if writable and not flags.f_contiguous:
             way += ", a copy, and take the result from there"
         told = not_contiguous(array.shape, array.strides, way)
@@ -159,8 +163,10 @@ def _torch_view(tensor: Any, argument: str, where: str, writable: bool) -> Array
             f"{where}: {argument} is a tensor that requires grad, and autograd does not see what "
             f"a collective writes; pass {argument}.detach()"
         )
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        raise TypeError(f"its layout is {tensor.layout}: pass {argument}.to_dense() or its parts")
+    if tensor.is_nested:
+        raise TypeError("it is nested: pass its parts")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"its layout is {tensor.layout}: pass {argument}.to_dense()")
     if tensor.is_conj() or tensor.is_neg():
         bit, way = ("negative", "neg") if tensor.is_neg() else ("conjugate", "conj")
         raise TypeError(f"its {bit} bit is set: pass {argument}.resolve_{way}()")

@@ -1,4 +1,4 @@
-"""Arrays of other libraries on the path of every call of CPU ranks: their memory as numpy arrays.
+"""The memory of other libraries' arrays as numpy arrays, for every call of CPU ranks.
 
 Here torch's own attributes are read, in two microseconds. What a reader does not take (a strided
 tensor, one that requires grad, no array) :mod:`ringcoll.arguments.buffers` views or refuses with
@@ -51,7 +51,7 @@ class HostArrays:
             return found
         if kind is np.memmap:
             return lambda array: array.view(np.ndarray)
-        # The other subclasses may be masked, or show no elements.
+        # Other subclasses of numpy's array go through the checks: one may have a mask.
         return _no_array if issubclass(kind, np.ndarray) else _protocol_reader
 
 

@@ -309,7 +309,7 @@ def test_torch_tensors_that_have_no_plain_memory():
         (conjugate.imag, r"negative bit is set: pass sendbuf\.resolve_neg"),
         (torch.eye(3).to_sparse(), r"layout is torch\.sparse_coo: pass sendbuf\.to_dense"),
         (torch.eye(3).to_mkldnn(), ""),
-        (nested, "or its parts"),
+        (nested, "it is nested: pass its parts"),
         (fake, "has no memory"),
         (torch._to_functional_tensor(torch.ones(4)), "has no memory"),
         (torch._efficientzerotensor(4), "has no memory"),

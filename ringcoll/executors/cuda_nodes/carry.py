@@ -55,7 +55,7 @@ class Exchange:
 
 
 class Lane(Protocol):
-    """What a stream has posted of the exchanges of a lane, and is told of them."""
+    """The two ends of a lane: its stream posts exchanges, and is told when they have ended."""
 
     def posted(self, number: int) -> bool:
         """Whether the stream has posted an exchange."""
