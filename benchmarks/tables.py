@@ -127,6 +127,7 @@ def training_table(*names: str) -> tuple[str, Rows]:
     for name in names:
         found = record(name)
         how = ", CUDA graph" if "--graphs" in found["command"] else ""
+        how += ", by the bridge" if any(row.get("bridge") for row in found["rows"]) else ""
         ways = {(r["model"], r["batch"], r["way"]): r for r in found["rows"]}
         for model, batch in dict.fromkeys((r["model"], r["batch"]) for r in found["rows"]):
             theirs = ways[model, batch, "nccl"]
@@ -138,7 +139,7 @@ def training_table(*names: str) -> tuple[str, Rows]:
                     str(theirs["ranks"]),
                     f"{theirs['step_ms']:.1f} ms",
                     *(_step(row) for row in ours),
-                    _differing(max(row["loss_differs"] for row in timed)),
+                    _differing(max((row["loss_differs"] for row in timed), default=0.0)),
                 ]
             )
     return "<br>".join(_source(record(name)) for name in names), rows
@@ -148,7 +149,7 @@ def torch_table(name: str) -> tuple[str, Rows]:
     """What a call of torch.distributed costs the host."""
     found = record(name)
     heads = ["NCCL", "ringcoll", "a Python group that does nothing", "ringcoll's communicator"]
-    rows = [["call of dist, host µs", *heads]]
+    rows = [["host µs", *heads]]
     for what in ("all_reduce", "all_reduce async and wait"):
         groups = "nccl", "ringcoll", "idle", "communicator"
         cells = [f"{found['us a call'][f'{group} {what}']:.1f}" for group in groups]
@@ -203,15 +204,16 @@ def suite_table(*names: str) -> tuple[str, Rows]:
     return "<br>".join(sources), rows
 
 
-def nodes_table(name: str) -> tuple[str, Rows]:
-    """GPU ranks on nodes that one machine plays."""
-    found = record(name)
+def nodes_table(*names: str) -> tuple[str, Rows]:
+    """GPU ranks on nodes that one machine plays, the newest record first."""
     rows = [["256 MiB, bfloat16", "ringcoll", "MPI, memory just written", "MPI, memory in caches"]]
-    of = {(row["collective"], row["name"]): row["seconds"] * 1e3 for row in found["rows"]}
-    for collective in dict.fromkeys(collective for collective, _ in of):
-        ways = (of.get((collective, way)) for way in ("default", "mpi4py, fresh", "mpi4py"))
-        rows.append([collective, *("" if ms is None else f"{ms:.0f} ms" for ms in ways)])
-    return _source(found), rows
+    for found in map(record, names):
+        of = {(row["collective"], row["name"]): row["seconds"] * 1e3 for row in found["rows"]}
+        for collective in dict.fromkeys(collective for collective, _ in of):
+            ways = (of.get((collective, way)) for way in ("default", "mpi4py, fresh", "mpi4py"))
+            cells = ("" if ms is None else f"{ms:.0f} ms" for ms in ways)
+            rows.append([f"{collective}, {found['date'][:10]}", *cells])
+    return "<br>".join(_source(record(name)) for name in names), rows
 
 
 def sendrecv_table(name: str) -> tuple[str, Rows]:
@@ -283,7 +285,7 @@ FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
     "collectives_2_gpus": (parts_table, ("gpu_bars_2",)),
     "collectives_cpu": (mpi_table, ("collectives",)),
     "hosts": (hosts_table, ("nodes",)),
-    "gpu_nodes": (nodes_table, ("gpu_nodes_4",)),
+    "gpu_nodes": (nodes_table, ("gpu_nodes_4_all_reduce", "gpu_nodes_4")),
     "sendrecv_2_gpus": (sendrecv_table, ("gpu_sendrecv_2",)),
     "host_calls": (host_calls_table, ("gpu_host_calls_2",)),
     "buckets": (buckets_table, ("gpu_buckets_2",)),
@@ -291,7 +293,7 @@ FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
     "links_4_gpus": (links_table, ("gpu_links_4",)),
     "training": (
         training_table,
-        ("training_2", "training_4", "training_4_small", "training_graphs_4"),
+        ("training_2", "training_4", "training_4_small", "training_4_bridge", "training_graphs_4"),
     ),
     "arrays_host": (array_host_table, ("gpu_arrays_2",)),
     "arrays_device": (array_device_table, ("gpu_arrays_2",)),
