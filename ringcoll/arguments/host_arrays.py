@@ -12,14 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ringcoll.arguments.buffers import host_view
+from ringcoll.arguments.buffers import Array, host_view
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.views import view_of
 
-Array = npt.NDArray[Any]
 Reader = Callable[[Any], Array | None]
 """A view that keeps the memory alive; None where the checks of a call are to say more."""
 

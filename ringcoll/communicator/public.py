@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -56,7 +56,8 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
 
     def __init__(self, state: RankState) -> None:
         super().__init__(state)
-        leave_alone(_CALLS)
+        leave_alone(_calls())
+        break_graphs_at(_calls())
         nodes = state.fabric.nodes or (0,) * self.nranks
         self.node: int = nodes[self.rank]
         """The node that this rank is on; nodes count in the order of their first ranks."""
@@ -408,12 +409,9 @@ def _hint(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {known[near]!r}?" if near else ""
 
 
-_CALLS = [
-    found
-    for kind in (*Communicator.__mro__, Work)
-    for name, found in vars(kind).items()
-    if isinstance(found, FunctionType) and not name.startswith("_")
-]
-"""What users call: a program that torch compiles may do so."""
-
-break_graphs_at(_CALLS)
+def _calls() -> Iterator[FunctionType]:
+    """What users call: a program that torch compiles may do so."""
+    for kind in (*Communicator.__mro__, Work, *Work.__subclasses__()):
+        for name, found in vars(kind).items():
+            if isinstance(found, FunctionType) and not name.startswith("_"):
+                yield found
