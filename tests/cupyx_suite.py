@@ -17,7 +17,6 @@ import importlib
 import json
 import os
 import shlex
-import socket
 import sys
 import tempfile
 import warnings
@@ -31,6 +30,7 @@ import pytest
 
 from ringcoll.bootstrap.launcher import mpiexec
 from ringcoll.cupyx import NCCLBackend, init_process_group
+from tests.adapters.ports import free_port
 from tests.adapters.sparse import Csr
 from tests.launching import AS_MPICH
 
@@ -69,8 +69,7 @@ def install(device: str) -> None:
         nccl: Any = importlib.import_module("cupy.cuda.nccl")
         distributed: Any = importlib.import_module("cupyx.distributed")
         calls: Any = importlib.import_module("cupyx.distributed._nccl_comm")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        where = {"port": free.getsockname()[1], "device": device}
+    where: dict[str, Any] = {"port": free_port(), "device": device}
     nccl.available = calls._mpi_available = True  # the tests look at these before they run
     calls.NCCLBackend = functools.partial(NCCLBackend, **where)
     distributed.init_process_group = functools.partial(init_process_group, **where)
@@ -81,7 +80,7 @@ def install(device: str) -> None:
 
 
 class Results:
-    """A plugin of pytest that counts how the tests ended."""
+    """A plugin of pytest that counts how the tests ended, and shows at once why one failed."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter(passed=0, skipped=0, failed=0)
@@ -90,6 +89,8 @@ class Results:
         """Count a test once: by its call, or by what kept it from being called."""
         if report.when == "call" or report.outcome != "passed":
             self.counts[report.outcome] += 1
+        if report.failed:
+            print(f"\n{report.nodeid}\n{report.longreprtext}", flush=True)
 
 
 def prepare(folder: Path, device: str) -> None:

@@ -6,7 +6,14 @@ import socket
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port where this process, and those that it starts, may listen, and no other gets by chance.
+
+    A socket that is bound and does not listen holds it, to the end of the process: the kernel gives
+    it to no connection and no listener that asks for any, but to one that asks for this number.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        held.detach()
+    return port
