@@ -54,6 +54,7 @@ OPTIONS = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "g
 PUSHES = Source(
     "2 and 4 NVIDIA H100 80GB HBM3 and 2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_pushes.json"
 )
+READS = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_reads_2.json")
 BESIDE = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_beside_2.json")
 FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
@@ -219,6 +220,16 @@ ROOT_ALGORITHMS: Measured[str | None] = Measured(
     {"broadcast": "one_shot"},
 )
 """The same where the root's own buffer is mapped as well, from which the other rank can read."""
+
+ROOT_BYTES = Measured(
+    0,
+    READS,
+    "2 GPUs, broadcast by one_shot and by chain, in µs: 64 MiB 192 and 194, 96 MiB 284 and 285, "
+    "128 MiB 393 and 373 (NCCL 382), 192 MiB 550 and 557, 256 MiB 731 and 736. Of 120 and 128 MiB "
+    "one_shot took 375 to 401 in five runs, of other sizes the same within 1 %: not found out why",
+    {"broadcast": 256 << 20},
+)
+"""Bytes from which ROOT_ALGORITHMS run."""
 
 PUSHED_BYTES = Measured(
     64 << 20,

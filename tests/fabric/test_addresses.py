@@ -11,7 +11,7 @@ import pytest
 
 import ringcoll
 from ringcoll.bootstrap import addresses as found_addresses
-from ringcoll.bootstrap import relayed, tcp
+from ringcoll.bootstrap import handshake, relayed, tcp
 from ringcoll.bootstrap.addresses import (
     addresses,
     bracketed,
@@ -214,3 +214,32 @@ def test_a_host_without_ipv6_listens_by_ipv4(monkeypatch, kind):
 def test_a_port_that_is_taken_is_taken_for_both_kinds():
     with socket.create_server(("", 0)) as taken, pytest.raises(OSError, match="in use"):
         listening_at(None, taken.getsockname()[1], 1)
+
+
+def test_a_rank_that_has_called_itself_leaves_the_port_to_rank_0(monkeypatch):
+    """As a caller does, once in some 28,000 times, that is given the very port which it calls."""
+    port = free_port()
+    calls: list[None] = []
+    connect = socket.create_connection
+
+    def own(address, seconds=None):
+        calls.append(None)
+        if len(calls) > 3:
+            return connect(address, seconds)
+        with socket.socket() as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            link.bind(address)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # as a caller's has it
+            link.connect(address)
+            assert link.getsockname() == link.getpeername()
+            return socket.socket(fileno=link.detach())
+
+    monkeypatch.setattr(socket, "create_connection", own)
+
+    def begin(rank):
+        time.sleep(0.0 if rank else 0.5)
+        return TcpBootstrap(rank, 2, "127.0.0.1", port, 20.0)
+
+    began = time.monotonic()
+    assert together((0, 1), begin, lambda one: one.allgather(b"x")) == every(2, b"x")
+    assert time.monotonic() - began < handshake.PATIENCE

@@ -416,35 +416,6 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next():
         bootstrap.close()
 
 
-def test_a_rank_that_has_called_itself_leaves_the_port_to_rank_0(monkeypatch):
-    """As a caller does, once in some 28,000 times, that is given the very port which it calls."""
-    port = free_port()
-    calls: list[None] = []
-    connect = socket.create_connection
-
-    def own(address, seconds=None):
-        calls.append(None)
-        if len(calls) > 3:
-            return connect(address, seconds)
-        with socket.socket() as link:
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            link.bind(address)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # as a caller's has it
-            link.connect(address)
-            assert link.getsockname() == link.getpeername()
-            return socket.socket(fileno=link.detach())
-
-    monkeypatch.setattr(socket, "create_connection", own)
-
-    def begin(rank):
-        time.sleep(0.0 if rank else 0.5)
-        return TcpBootstrap(rank, 2, "127.0.0.1", port, 20.0)
-
-    began = time.monotonic()
-    assert together((0, 1), begin, lambda one: one.allgather(b"x")) == every(2, b"x")
-    assert time.monotonic() - began < handshake.PATIENCE
-
-
 def test_a_name_of_this_host_is_reached_from_others(monkeypatch):
     """The name stands for the loopback interface here, as in many /etc/hosts."""
     monkeypatch.setattr(tcp, "resolved", {"here": ["127.0.1.1"]}.get)
