@@ -1,4 +1,4 @@
-"""Addresses of hosts, IPv4's and IPv6's: which this host has, what a name stands for, listeners.
+"""Addresses of hosts, IPv4's and IPv6's: which this host has, what a name stands for; TCP to them.
 
 In a text an IPv6 address that a port follows stands in brackets: ``[::1]:5000``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import socket
 import struct
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 __all__ = [
     "addresses",
     "bracketed",
+    "connected",
     "is_literal",
     "is_loopback",
     "is_own",
@@ -25,6 +27,7 @@ __all__ = [
 _SIOCGIFADDR = 0x8915
 _INTERFACES = Path("/proc/net/if_inet6")
 _GLOBAL, _SITE = 0x00, 0x40  # scopes of IPv6 addresses that other hosts can reach by these alone
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close() resets, and no TIME_WAIT follows
 _UNUSABLE = 0x40 | 0x08  # flags: tentative, and taken by another host
 
 
@@ -94,6 +97,25 @@ def is_own(host: str) -> bool:
     """Whether a name or an address is of this host."""
     own = addresses()
     return any(is_loopback(address) or address in own for address in resolved(host))
+
+
+def connected(address: tuple[str | None, int], seconds: float | None) -> socket.socket:
+    """A connection to a listener; ``seconds``: until it must be there.
+
+    Where nobody listens at a port of its own range, the kernel may give the caller that very port,
+    and connects it to itself: once in some 14,000 attempts at an even port. Such a connection would
+    keep rank 0 from listening there, and is refused.
+    """
+    link = socket.create_connection(address, seconds)
+    try:
+        if link.getsockname() == link.getpeername():
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 def listening_at(host: str | None, port: int, backlog: int) -> socket.socket:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ringcoll.bootstrap.addresses import listening_at, resolved
+from ringcoll.bootstrap.addresses import connected, listening_at, resolved
 from ringcoll.bootstrap.contract import Failure, named, shortage, this_process
 from ringcoll.bootstrap.frames import exactly, left, split
 from ringcoll.bootstrap.handshake import PATIENCE, KeyMismatch, prove
@@ -37,7 +35,6 @@ _TURN = 0.1  # seconds between looks whether another thread begins over the same
 _LATE = 2.0  # seconds for ranks that come late to learn that another has ended
 _PARTING = 0.5  # seconds for the relay to take the last frame
 _ANSWER = 2.0  # seconds for the relay to name the missing ranks
-_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: a close that leaves nothing behind
 _FOREIGN = 1.0  # seconds for a process with another secret to free the port of an id
 
 Address = tuple[str | None, int] | str
@@ -386,15 +383,7 @@ def _turns(addresses: Sequence[Address], deadline: float) -> Iterator[tuple[Addr
 def _connect(address: Address, until: float) -> socket.socket:
     seconds = left(until)
     if not isinstance(address, str):
-        link = socket.create_connection(address, seconds)
-        if link.getsockname() == link.getpeername():
-            # Nobody listens there, and the kernel has given the connection that very port: a
-            # connection to itself, which would keep the port from rank 0.
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-            link.close()
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return link
+        return connected(address, seconds)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         link.settimeout(seconds)

@@ -6,12 +6,11 @@ Only here is torch imported, and only in a process that torchrun has started.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 
-from ringcoll.bootstrap.addresses import bracketed
+from ringcoll.bootstrap.addresses import bracketed, connected
 from ringcoll.bootstrap.launcher import RESTARTS, TorchWorld
 from ringcoll.bootstrap.store import Store, StoreBootstrap, post_refusal
 from ringcoll.errors import DeadlineError, Error, MachineError
@@ -43,7 +42,7 @@ def post_torch_refusal(environ: Mapping[str, str], error: Error, timeout: float)
     late = time.monotonic() + timeout
     while True:  # torch's own attempts write to the standard error
         try:
-            with socket.create_connection((host, port), timeout):
+            with connected((host, port), timeout):
                 break
         except OSError:
             if time.monotonic() > late:

@@ -217,14 +217,13 @@ def test_a_port_that_is_taken_is_taken_for_both_kinds():
 
 
 def test_a_rank_that_has_called_itself_leaves_the_port_to_rank_0(monkeypatch):
-    """As a caller does, once in some 28,000 times, that is given the very port which it calls."""
+    """The kernel may give a caller the very port that it calls."""
     port = free_port()
-    calls: list[None] = []
+    made: list[None] = []
     connect = socket.create_connection
 
     def own(address, seconds=None):
-        calls.append(None)
-        if len(calls) > 3:
+        if len(made) == 3:
             return connect(address, seconds)
         with socket.socket() as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -232,14 +231,36 @@ def test_a_rank_that_has_called_itself_leaves_the_port_to_rank_0(monkeypatch):
             link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # as a caller's has it
             link.connect(address)
             assert link.getsockname() == link.getpeername()
+            made.append(None)
             return socket.socket(fileno=link.detach())
 
     monkeypatch.setattr(socket, "create_connection", own)
 
     def begin(rank):
-        time.sleep(0.0 if rank else 0.5)
+        while rank == 0 and len(made) < 3:
+            time.sleep(1e-3)
+        time.sleep(0.0 if rank else 0.1)
         return TcpBootstrap(rank, 2, "127.0.0.1", port, 20.0)
 
     began = time.monotonic()
     assert together((0, 1), begin, lambda one: one.allgather(b"x")) == every(2, b"x")
     assert time.monotonic() - began < handshake.PATIENCE
+
+
+def test_a_connection_that_ends_at_once_is_closed(monkeypatch):
+    """Its address can no longer be asked for then."""
+    ends = []
+
+    class Reset(socket.socket):
+        def getpeername(self):
+            ends.append(self)
+            raise OSError(errno.ENOTCONN, "not connected")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        at = listener.getsockname()
+        own, link = Reset(), socket.create_connection(at)
+        own.close()
+        monkeypatch.setattr(socket, "create_connection", lambda *_: Reset(fileno=link.detach()))
+        with pytest.raises(OSError, match="not connected"):
+            found_addresses.connected(at, 5.0)
+    assert [end.fileno() for end in ends] == [-1]

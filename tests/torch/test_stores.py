@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters.ports import free_port
 from tests.fabric.test_addresses import no_ipv6
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
@@ -135,12 +135,6 @@ def test_a_wrong_number_of_the_environment_is_an_error_on_all_ranks_at_once(
     assert f"{variable} is '{value}'" in errors[1]
     assert "AbortedError: process" in errors[0]
     assert f"{variable} is '{value}'" in errors[0]
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def test_a_file_store_carries_several_communicators(tmp_path):
