@@ -54,7 +54,6 @@ OPTIONS = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "g
 PUSHES = Source(
     "2 and 4 NVIDIA H100 80GB HBM3 and 2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_pushes.json"
 )
-READS = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_reads_2.json")
 BESIDE = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_beside_2.json")
 FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
@@ -216,22 +215,11 @@ ROOT_ALGORITHMS: Measured[str | None] = Measured(
     None,
     PUSHES,
     "2 GPUs, broadcast by one_shot and by chain, in µs: 32 MiB 105 and 106, 64 MiB 196 and 201, "
-    "128 MiB 376 and 387, 512 MiB 1456 and 1515 (NCCL 1460)",
+    "128 MiB 376 and 387, 512 MiB 1456 and 1515 (NCCL 1460); on H200 (gpu_reads_2.json) 64 MiB 191 "
+    "and 194, 128 MiB 393 and 373 (on other machines 381 to 401 and 385), 256 MiB 730 and 736",
     {"broadcast": "one_shot"},
 )
 """The same where the root's own buffer is mapped as well, from which the other rank can read."""
-
-WRITTEN_BYTES = Measured(
-    range(0),
-    READS,
-    "2 GPUs, broadcast by one_shot and by chain, in µs: 64 MiB 192 and 194, 96 MiB 284 and 285, "
-    "128 MiB 393 and 373 (NCCL 382), 192 MiB 550 and 557, 256 MiB 731 and 736; by chain on another "
-    "machine 64 MiB 199, 120 MiB 363 (NCCL 358), 128 MiB 385, 192 MiB 571; by one_shot in five "
-    "runs on a third 120 and 128 MiB 375 to 401, others the same within 1 %: not found out why",
-    {"broadcast": range(112 << 20, 160 << 20)},
-)
-"""Bytes for which ROOT_ALGORITHMS do not hold. The range contains a power of two, which
-``tuner/kept_gpu.py`` compares with other counts up to it."""
 
 PUSHED_BYTES = Measured(
     64 << 20,

@@ -40,7 +40,6 @@ from ringcoll.tuner.measured import (
     REPLICAS,
     ROOT_ALGORITHMS,
     SIMPLE_ALGORITHMS,
-    WRITTEN_BYTES,
     Measured,
 )
 
@@ -175,7 +174,7 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
         return "scatter_gather_fused"
     if machine.nranks == 2 and limits.mapped == ALL_MAPPED:
         with_root = ROOT_ALGORITHMS.of(call.collective)
-        if with_root is not None and call.nbytes not in WRITTEN_BYTES.of(call.collective):
+        if with_root is not None:
             return with_root
     return _algorithms(call, machine, limits).of(call.collective)[bool(limits.mapped)]
 

@@ -215,9 +215,7 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
         (3, 127, {}, "scatter_gather_fused", 24, 2 * 64),
         (4, 128, {}, "chain", 32, 64),
         (2, 64, {}, "chain", 1, 64),
-        (2, 96, {"mapped": ALL_MAPPED}, "one_shot", 1, 64),
-        (2, 128, {"mapped": ALL_MAPPED}, "chain", 1, 64),
-        (2, 160, {"mapped": ALL_MAPPED}, "one_shot", 1, 64),
+        (2, 64, {"mapped": ALL_MAPPED}, "one_shot", 1, 64),
         (8, 64, {}, "chain", 16, 64),  # a lane of the root would have 18 blocks
         (4, 64, {"blocks": 95}, "chain", 16, 64),
         (4, 64, {"channels": 2}, "ring", 16, 128),
