@@ -146,3 +146,73 @@ def test_counts_in_an_array_are_kept_by_value():
 
     one, other = [1.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 2.0]
     assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == [([one, other, one], 2)] * 2
+
+
+def test_kept_messages_go_to_the_arrays_at_hand():
+    def work(comm):
+        peer, received = 1 - comm.rank, []
+        for k in range(3):
+            x, y = np.full(2 + k % 2, 10.0 * k + comm.rank), np.full(2 + k % 2, -1.0)
+            comm.sendrecv(x, peer, y, peer)
+            received.append(y.tolist())
+        works = [comm.recv(y, peer, async_op=True) for y in (np.empty(1), np.empty(1))]
+        for k in range(2):
+            comm.send(np.full(1, 50.0 + k), peer)
+        received.append([(w.wait(), w.source)[1] for w in works])
+        kept = len(comm._engine._exchanges)
+        with ringcoll.group():
+            z = np.zeros(2)
+            comm.sendrecv(np.full(2, 7.0 + comm.rank), peer, z, peer)
+            received.append(z.tolist())
+        received.append(z.tolist())
+        return received, kept
+
+    for rank, (received, kept) in enumerate(ringcoll.spawn(work, 2, device="cpu", timeout=20)):
+        peer = 1 - rank
+        assert received == [
+            *([10.0 * k + peer] * (2 + k % 2) for k in range(3)),
+            *([peer, peer], [0.0, 0.0], [7.0 + peer, 7.0 + peer]),
+        ]
+        assert kept == 4  # of two counts, and a receive and a send
+
+
+@pytest.mark.parametrize("call", ["send", "recv", "sendrecv"])
+def test_kept_messages_refuse_what_is_equal_and_wrong(call):
+    def post(comm, x, y, peer, **how):
+        if call == "sendrecv":
+            return comm.sendrecv(x, peer, y, peer, **how)
+        if (call == "send") == (comm.rank == 0):
+            return comm.send(x, peer, **how)
+        return comm.recv(y, peer, **how)
+
+    def work(comm):
+        x, y, peer = np.full(4, comm.rank + 1.0), np.zeros(4), 1 - comm.rank
+        for _ in range(2):
+            post(comm, x, y, peer, timeout=19)
+        locked, strided = np.zeros(4), np.zeros(8)[::2]
+        locked.flags.writeable = False
+        receives = call == "sendrecv" or (call == "send") == (comm.rank == 1)
+        for bad, error in (
+            ({"peer": float(peer)}, ringcoll.ArgumentTypeError),
+            ({"peer": bool(peer)}, ringcoll.ArgumentTypeError),
+            ({"peer": 2}, ArgumentError),
+            ({"peer": [peer]}, ringcoll.ArgumentTypeError),
+            ({"x": strided, "y": strided}, ArgumentError),
+            ({"x": locked, "y": locked}, ArgumentError if receives else None),
+            ({"timeout": True}, ringcoll.ArgumentTypeError),
+            ({"tag": 3}, ringcoll.ArgumentTypeError),
+        ):
+            if error is not None:
+                with pytest.raises(error):
+                    post(comm, **{"x": x, "y": y, "peer": peer, "timeout": 19, **bad})
+        if call == "sendrecv":
+            with pytest.raises(ArgumentError, match="overlaps"):
+                post(comm, x[:3], x[1:], peer, timeout=19)
+            with pytest.raises(ringcoll.ArgumentTypeError, match="exact=1"):
+                post(comm, x, y, peer, timeout=19, exact=1)
+        y[:] = 0
+        post(comm, x, y, np.int64(peer), timeout=19)
+        return y.tolist() if receives else [peer + 1.0] * 4
+
+    found = ringcoll.spawn(work, 2, device="cpu", timeout=20)
+    assert found == [[2.0] * 4, [1.0] * 4]

@@ -26,7 +26,7 @@ from ringcoll.communicator.call_cache import (
 from ringcoll.communicator.cpu.exchange import Exchange, keep, run_exchange
 from ringcoll.communicator.cpu.host_calls import HostCalls
 from ringcoll.communicator.cpu.rank_calls import with_options
-from ringcoll.communicator.engine import Check, Engine
+from ringcoll.communicator.engine import Check, Engine, check_tag
 from ringcoll.communicator.failures import explained
 from ringcoll.communicator.group import current, of_thread
 from ringcoll.communicator.rank import RankState
@@ -38,7 +38,6 @@ from ringcoll.executors.cpu.cpu_call import CpuCall
 from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]
-_MESSAGES = ("send", "recv", "sendrecv")
 
 
 class CpuEngine(Engine):
@@ -145,21 +144,54 @@ class CpuEngine(Engine):
         request = LaunchRequest(self._state.prepare(call, config))
         return self._issue([request], later=later, alive=alive)
 
+    def message(
+        self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
+    ) -> Work | None:
+        """Find a send, a receive or both by their shape, or check them; post them."""
+        ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
+        key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
+        if kept is None:
+            check_tag(name, self._rank, how)
+            calls = self._check_message(name, buffers[0], dest, buffers[1], source, exact)
+            return self.pairs(name, calls, how, buffers, key)
+        return self._post(kept.on(*buffers), kept.timeout, name, buffers, later=kept.later)
+
     @explained
     def pairs(
-        self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
+        self,
+        name: str,
+        calls: list[Call],
+        how: dict[str, Any],
+        alive: tuple[object, ...],
+        /,
+        key: object = None,
     ) -> Work | None:
-        """Run checked sends and receives together."""
+        """Post the checked messages of a call, and keep them by ``key`` unless that is None."""
         config, _, later = self._options(name, how)
         calls = [with_options(call, config) for call in calls]
-        if name in _MESSAGES and config.tag != self._state.config.tag:
+        if config.tag != self._state.config.tag:
             for call in calls:
                 call.matched = True
-        progress = self._state.progress
-        if progress is not None and name in _MESSAGES and current() is None:
-            timeout = self._state.timeout_of(config)
-            return progress.issue(calls, timeout, name, alive, later=later)
-        return self._issue(calls, later=later, alive=alive, timeout=config.timeout, name=name)
+        timeout = self._state.timeout_of(config)
+        if key is not None:
+            self._keep(key, calls, alive, timeout, later=later)
+        return self._post(calls, timeout, name, alive, later=later)
+
+    @explained
+    def _post(
+        self,
+        calls: list[Call],
+        timeout: float | None,
+        name: str,
+        alive: tuple[object, ...],
+        *,
+        later: bool,
+    ) -> Work | None:
+        progress, state = self._state.progress, self._state
+        if progress is not None and current() is None:
+            seconds = state.fabric.timeout if timeout is None else timeout
+            return progress.issue(calls, seconds, name, alive, later=later)
+        return self._issue(calls, later=later, alive=alive, timeout=timeout, name=name)
 
     def exchange(
         self,
@@ -171,25 +203,10 @@ class CpuEngine(Engine):
         how: dict[str, Any],
     ) -> Work | None:
         """Find the sends and receives of a v-variant by its shape, or check them; launch them."""
-        key = kept = None
-        sent, received = _read(sendbuf), _read(recvbuf)
-        if sent is None or received is None:
-            sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
-            sent, received = _read(sendbuf), _read(recvbuf)
-        alive = sendbuf, recvbuf
-        if sent is not None and received is not None and of_thread.group is None:
-            (first, *sends), (second, *receives) = sent, received
-            extents = (first, first and sendbuf.nbytes), (second, second and recvbuf.nbytes)
-            if not (first and second and overlap(*extents)):
-                options = (*how.items(), *map(type, how.values())) if how else ()
-                key = name, comparable(arguments), *sends, *receives, options
-        try:
-            kept = self._exchanges.get(key)
-        except TypeError:  # an argument or an option that has no hash
-            key = None
+        key, kept, alive = self._find(name, comparable(arguments), sendbuf, recvbuf, how)
         if kept is None:
             return self._first_exchange(key, name, check, alive, arguments, how)
-        calls, timeout, state = kept.on(sendbuf, recvbuf), kept.timeout, self._state
+        calls, timeout, state = kept.on(*alive), kept.timeout, self._state
         if kept.later:
             return self._issue(calls, later=True, alive=alive, timeout=timeout, name=name)
         progress, worker = state.progress, state._worker
@@ -207,7 +224,7 @@ class CpuEngine(Engine):
     @explained
     def _first_exchange(
         self,
-        key: _Key | None,
+        key: object,
         name: str,
         check: Callable[..., VCall],
         buffers: tuple[Any, Any],
@@ -219,9 +236,43 @@ class CpuEngine(Engine):
         calls = self._check_exchange(name, check, *buffers, arguments)
         calls, timeout = [with_options(call, config) for call in calls], config.timeout
         if key is not None:
-            evict(self._exchanges, CACHED_CALLS)
-            self._exchanges[key] = keep(calls, buffers, timeout, later=later)
+            self._keep(key, calls, buffers, timeout, later=later)
         return self._issue(calls, later=later, alive=buffers, timeout=timeout, name=name)
+
+    def _find(
+        self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]
+    ) -> tuple[object, Exchange | None, tuple[Any, Any]]:
+        """What is kept of the sends and receives of such a call, behind its key and the buffers.
+
+        The key is None where none can be kept; of other libraries' arrays these are the views.
+        """
+        key: object = None
+        sent, received = _read(sendbuf), _read(recvbuf)
+        if sent is None or received is None:
+            sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
+            sent, received = _read(sendbuf), _read(recvbuf)
+        if sent is not None and received is not None and of_thread.group is None:
+            (first, *sends), (second, *receives) = sent, received
+            extents = (first, first and sendbuf.nbytes), (second, second and recvbuf.nbytes)
+            if not (first and second and overlap(*extents)):
+                options = (*how.items(), *map(type, how.values())) if how else ()
+                key = name, arguments, *sends, *receives, options
+        try:
+            return key, self._exchanges.get(key), (sendbuf, recvbuf)
+        except TypeError:  # an argument or an option that has no hash
+            return None, None, (sendbuf, recvbuf)
+
+    def _keep(
+        self,
+        key: object,
+        calls: list[Call],
+        buffers: tuple[object, ...],
+        timeout: float | None,
+        *,
+        later: bool,
+    ) -> None:
+        evict(self._exchanges, CACHED_CALLS)
+        self._exchanges[key] = keep(calls, buffers, timeout, later=later)
 
     def forget(self) -> None:
         """Drop all prepared calls."""

@@ -1,4 +1,4 @@
-"""The v-variants that are sends and receives: kept by shape, and run together by one rank."""
+"""Messages, and v-variants that are sends and receives: kept by shape; those run together."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Exchange:
 
 
 def keep(
-    calls: Sequence[Call], buffers: tuple[Any, Any], timeout: float | None, *, later: bool
+    calls: Sequence[Call], buffers: Sequence[Any], timeout: float | None, *, later: bool
 ) -> Exchange:
     """What is kept of calls on two numpy arrays that share no memory."""
     kept = [
