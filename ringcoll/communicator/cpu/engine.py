@@ -148,6 +148,8 @@ class CpuEngine(Engine):
         self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
     ) -> Work | None:
         """Find a send, a receive or both by their shape, or check them; post them."""
+        if of_thread.group is not None:
+            return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
         ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
         key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
         if kept is None:
