@@ -356,6 +356,9 @@ def prepare_collective(
 _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
 """Types of counts that cannot change; a tensor of one element can."""
 
+_NUMBERS = _INTEGERS | {bool, float, *(np.dtype(code).type for code in np.typecodes["Float"])}
+"""Types of numbers that cannot change."""
+
 _MOST_COUNTS = 1 << 12
 """Of a longer array, which may be a buffer at the wrong place, no copy is made."""
 
@@ -376,3 +379,12 @@ def comparable(arguments: tuple[Any, ...]) -> object:
         else:
             return found
     return tuple(found)
+
+
+def can_change(*arguments: object) -> bool:
+    """Whether one is a number that can change, as a tensor of one element: by it nothing is kept.
+
+    It is the same object and has the same hash when it is another rank.
+    """
+    kinds = {*map(type, arguments)} - _NUMBERS
+    return any(hasattr(kind, "__index__") or hasattr(kind, "__float__") for kind in kinds)

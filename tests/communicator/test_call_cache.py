@@ -148,6 +148,37 @@ def test_counts_in_an_array_are_kept_by_value():
     assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == [([one, other, one], 2)] * 2
 
 
+class Number:
+    """An integer that changes, as a tensor of one element does."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def test_numbers_that_can_change_are_read_by_every_call():
+    def work(comm):
+        right, left = ((comm.rank + step) % 3 for step in (1, 2))
+        dest, source, root, slices = Number(right), Number(left), Number(0), Number(1)
+        found = []
+        for k in range(4):
+            x, y = np.array([float(comm.rank)]), np.zeros(1)
+            comm.sendrecv(x, dest, y, source)
+            comm.broadcast(x, root=root, slices=slices)
+            found.append((y[0], x[0]))
+            if k == 1:
+                dest.value, source.value, root.value = left, right, 1
+        slices.value = 0
+        with pytest.raises(ArgumentError, match="slices"):
+            comm.broadcast(x, root=0, slices=slices)
+        return found
+
+    for rank, found in enumerate(ringcoll.spawn(work, 3, device="cpu", timeout=20)):
+        assert found == [((rank + 2) % 3, 0.0)] * 2 + [((rank + 1) % 3, 1.0)] * 2
+
+
 def test_kept_messages_go_to_the_arrays_at_hand():
     def work(comm):
         peer, received = 1 - comm.rank, []

@@ -80,6 +80,33 @@ def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
     assert not comms[0]._engine._messages
 
 
+def test_numbers_that_can_change_are_read_by_every_call(comms):
+    """As tensors of one element do."""
+
+    class Rank:
+        def __init__(self, value):
+            self.value = value
+
+        def __index__(self):
+            return self.value
+
+    def work(comm) -> None:
+        peer, root = Rank(1 - comm.rank), Rank(0)
+        for step in range(4):
+            sent, got = FakeBuffer(comm, np.full(3, comm.rank + 5.0)), FakeBuffer(comm, 3)
+            if step == 2:
+                root.value = 1
+            comm.broadcast(sent.array, root=root)
+            comm.send(sent.array, peer) if comm.rank else comm.recv(got.array, peer)
+            comm.synchronize()
+            sent.check(np.full(3, root.value + 5.0))
+        peer.value = 7
+        with pytest.raises(ArgumentError, match="=7 is no rank"):
+            comm.send(sent.array, peer) if comm.rank else comm.recv(got.array, peer)
+
+    assert in_threads(comms, work) == []
+
+
 def test_the_end_of_a_message_is_marked_where_another_communicator_asks(comms):
     """Else an earlier mark would tell that the message has ended, too."""
 

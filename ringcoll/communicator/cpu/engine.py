@@ -18,6 +18,7 @@ from ringcoll.arguments.host_arrays import HostArrays
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
+    can_change,
     comparable,
     evict,
     overlap,
@@ -122,7 +123,7 @@ class CpuEngine(Engine):
         else:
             config, _, later = self._options(name, how)
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
-            if key is None:
+            if key is None or can_change(*arguments, *how.values()):
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
             extents = _extent(sendbuf), _extent(recvbuf)
             found = self.calls.add(key, call, config, *extents, key[0])
@@ -155,6 +156,8 @@ class CpuEngine(Engine):
         if kept is None:
             check_tag(name, self._rank, how)
             calls = self._check_message(name, buffers[0], dest, buffers[1], source, exact)
+            if can_change(dest, source, *how.values()):
+                key = None
             return self.pairs(name, calls, how, buffers, key)
         return self._post(kept.on(*buffers), kept.timeout, name, buffers, later=kept.later)
 
@@ -237,7 +240,7 @@ class CpuEngine(Engine):
         config, _, later = self._options(name, how)
         calls = self._check_exchange(name, check, *buffers, arguments)
         calls, timeout = [with_options(call, config) for call in calls], config.timeout
-        if key is not None:
+        if key is not None and not can_change(*how.values()):
             self._keep(key, calls, buffers, timeout, later=later)
         return self._issue(calls, later=later, alive=buffers, timeout=timeout, name=name)
 

@@ -16,6 +16,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
+    can_change,
     comparable,
     evict,
     prepare_collective,
@@ -165,6 +166,8 @@ class CudaEngine(Engine):
         send = self._view(sendbuf, "sendbuf", where)
         recv = self._view(recvbuf, "recvbuf", where)
         call = check(name, arguments, self._rank, self._nranks, send, recv)
+        if can_change(*arguments, *how.values()):
+            key = shape = None
         config = resolve(self._state.config, how.pop("config", None), how, where)
         if check is not prepare_collective:
             shape = None
@@ -371,6 +374,9 @@ class CudaEngine(Engine):
             for call in calls
         )
         found = _Messages(paired, tuple(places), (_bytes(key[2]), _bytes(key[3])))
+        arguments: Any = key[1]
+        if can_change(*arguments, *options.values()):
+            return found
         with state.lock:
             evict(self._messages, CACHED_CALLS)
             self._messages[key] = found
