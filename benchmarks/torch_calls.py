@@ -7,8 +7,9 @@
 
 On GPUs the host returns when a call is enqueued; on the CPU the time is that of the call. Beside
 both backends stand a Python group that does nothing, ``idle``, which is the least that torch costs
-any, and ``communicator``, the methods of a ringcoll communicator on the same tensor. All take turns
-in blocks, in the same processes; the figure is the median of the blocks' means. It prints one JSON
+any, and ``communicator``, the methods of a ringcoll communicator on the same tensor; on GPUs, where
+``python -m ringcoll.torch.bridge`` has compiled it, also a group with the bridge. All take turns in
+blocks, in the same processes; the figure is the median of the blocks' means. It prints one JSON
 line, and writes the figures to ``--out`` as torch_calls.json.
 """
 
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import ringcoll
 from benchmarks.gpu.buckets import group_without_communication
@@ -42,6 +44,7 @@ def ranks_figures(
     rank: int, nranks: int, nbytes: int, device: str, unique_id: str, store: str
 ) -> None:
     """One rank: times the calls; rank 0 leaves the figures beside the store."""
+    from ringcoll.torch import bridge
     from ringcoll.torch_entry import register
 
     register()
@@ -52,11 +55,11 @@ def ranks_figures(
         torch.set_num_threads(1)
     peer = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(peer, init_method=f"file://{store}", rank=rank, world_size=nranks)
-    groups = {
-        peer: dist.group.WORLD,
-        "ringcoll": dist.new_group(backend="ringcoll"),
-        "idle": group_without_communication(rank, nranks, where, bridged=False),
-    }
+    with mock.patch.object(bridge, "compiled", lambda: None):
+        groups = {peer: dist.group.WORLD, "ringcoll": dist.new_group(backend="ringcoll")}
+    groups["idle"] = group_without_communication(rank, nranks, where, bridged=False)
+    if device == "cuda" and bridge.compiled() is not None:
+        groups["ringcoll, bridge"] = dist.new_group(backend="ringcoll")
     comm = ringcoll.init(id=unique_id, rank=rank, nranks=nranks, device=device)
     x = torch.zeros(nbytes // 4, device=where)
     calls: dict[str, Callable[[], object]] = {

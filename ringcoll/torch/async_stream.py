@@ -45,15 +45,15 @@ class AsyncStream:
         self.id = (self.stream.stream_id, self.stream.device_index, self.stream.device_type)
         cuda = runtime()
         self._get_device = cuda.getDevice
-        self._record, self._wait, self._query = (
+        self.record, self.wait, self._query = (
             cuda.eventRecord,
             cuda.streamWaitEvent,
             cuda.eventQuery,
         )
         free_dropped()
         self._unused: list[int] = []
-        self._order_event = self._event()
-        made = self._order_event, self._unused
+        self.order_event = self._event()
+        made = self.order_event, self._unused
         end = weakref.finalize(self, drop, os.getpid(), _destroy, where.index, *made)
         end.atexit = False
 
@@ -72,8 +72,8 @@ class AsyncStream:
 
     def wait_stream(self, stream: int) -> None:
         """Wait for the work that is enqueued on a stream; one thread at a time."""
-        self._record(self._order_event, stream)
-        self._wait(self.handle, self._order_event, 0)
+        self.record(self.order_event, stream)
+        self.wait(self.handle, self.order_event, 0)
 
     def record_event(self) -> StreamEvent:
         """Record an event behind the work that is enqueued on this stream."""
@@ -81,12 +81,12 @@ class AsyncStream:
             event = self._unused.pop()
         except IndexError:
             event = self._event()
-        self._record(event, self.handle)
+        self.record(event, self.handle)
         return StreamEvent(self._unused, event)
 
     def block(self, event: StreamEvent, stream: int) -> None:
         """Make later work of ``stream`` wait for an event."""
-        self._wait(stream, event.event, 0)
+        self.wait(stream, event.event, 0)
 
     def query(self, event: StreamEvent) -> bool:
         """Whether the device has reached an event."""

@@ -1,12 +1,14 @@
-"""The bridge from torch's C++ to a group: buckets of DDP without torch's way into Python.
+"""The bridge from torch to a group: all_reduces on GPUs without Python, buckets of DDP above all.
 
 DDP calls a group from C++. For a group written in Python torch converts the arguments, calls the
 method, and asks the Work that this returns for its future by another call. In a backward pass all
 of that code has left the processor's caches: a group of CPU ranks that did nothing cost the host
-139 µs a bucket so, and 64 by this bridge (``cpu_buckets_2.json``).
+139 µs a bucket so, and 64 by a bridge that calls one method (``cpu_buckets_2.json``). An all_reduce
+that is like an earlier one needs no method at all: C++ reads the words that say so.
 
-The bridge is a C++ extension of torch, ``bridge.cpp``, and no group needs it. It is compiled by
-choice, for one release of torch and of Python; processes that begin after that use it::
+The bridge is a C++ extension of torch, ``bridge.cpp`` with its headers, and no group needs it. It
+is compiled by choice, for one release of torch and of Python; processes that begin after that use
+it::
 
     python -m ringcoll.torch.bridge
 """
@@ -20,10 +22,11 @@ import platform
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,15 +39,52 @@ __all__ = ["compiled", "start"]
 
 _NAME = "ringcoll_bridge"
 _SOURCE = Path(__file__).with_suffix(".cpp")
+_PARTS = "bridge*.[ch]pp"  # of the source, which is one file with its headers
 
 
-def start(group: Any, rank: int, size: int) -> None:
-    """Make torch's C++ half of a group: of the bridge's class if that is compiled."""
+class Bridged(NamedTuple):
+    """What the bridge needs of a group's GPU to launch a call, and of its :class:`.FastPath`.
+
+    ``bridge.cpp`` names the parts in the same order.
+    """
+
+    rank: object
+    order: object
+    timer: object
+    report: object
+    records: object
+    get_device: object
+    ordinal: int
+    thread: object
+    errors: object
+    fabric: object
+    batch: object
+    current: object  # tells the caller's stream
+    own_streams: set[int]  # torch's, which live until the process ends
+    record: object  # an event on a stream
+    wait: object  # of a stream for an event
+    event: int
+    stream: int  # of asynchronous calls
+    stream_id: tuple[int, int, int]
+    kept: dict[int, Any]  # calls by a number that says what they depend on; None: Python makes it
+
+
+AllReduce = Callable[[Any, Any, Any], Any]
+"""An all_reduce of a group, its tensors and options: the Work, or None if nothing was done."""
+
+
+def start(group: Any, rank: int, size: int) -> AllReduce | None:
+    """Make torch's C++ half of a group: of the bridge's class if that is compiled.
+
+    Returns what the group's all_reduce tries first; None without the bridge.
+    """
     extension = compiled()
     if extension is None:
         dist.ProcessGroup.__init__(group, rank, size)
-    else:
-        extension.init(group, rank, size)
+        return None
+    extension.init(group, rank, size)
+    found: AllReduce = extension.all_reduce
+    return found
 
 
 @functools.lru_cache(maxsize=1)
@@ -75,7 +115,8 @@ def _path() -> Path | None:
     if folder is None or (given is not None and not Path(given).is_absolute()):
         return None
     python = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
+    parts = sorted(_SOURCE.parent.glob(_PARTS))
+    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
     return folder / f"bridge-{torch.__version__}-{python}-{platform.machine()}-{digest}.so"
 
 
@@ -96,7 +137,10 @@ def _compile() -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             from torch.utils import cpp_extension
 
-            where: Any = {"build_directory": folder, "extra_cflags": ["-O2"]}
+            where: Any = {
+                "build_directory": folder,
+                "extra_cflags": ["-O2", "-DNDEBUG", "-fvisibility=hidden"],
+            }
             cpp_extension.load(_NAME, [str(_SOURCE)], **where)
             write_aside(path, (Path(folder) / f"{_NAME}.so").read_bytes())
     except (ImportError, RuntimeError) as error:

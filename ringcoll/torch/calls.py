@@ -11,7 +11,7 @@ import torch
 
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.communicator.call_cache import CallCache
+from ringcoll.communicator.call_cache import CallCache, CheckedCall
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
@@ -107,6 +107,11 @@ class TensorCalls:
         """A kept all_reduce of a sum, in place on a dense tensor that lies there; or None."""
         calls, key = self._where("all_reduce", address, count, kind, "sum", 0)
         return calls.find(key, address, 0)
+
+    def checked(self, address: int, count: int, kind: torch.dtype, op: str) -> CheckedCall | None:
+        """A checked all_reduce, in place on a dense tensor that lies there; or None."""
+        calls, key = self._where("all_reduce", address, count, kind, op, 0)
+        return calls.checked(key)
 
     def _where(
         self,

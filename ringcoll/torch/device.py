@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from ringcoll.communicator.call_cache import CACHED_CALLS, evict
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.cuda.raw import RawArray, from_pointer
@@ -20,10 +21,11 @@ from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.batch import Batch
+from ringcoll.torch.bridge import Bridged
 from ringcoll.torch.calls import TensorCalls
 from ringcoll.torch.device_work import DeviceWork
 from ringcoll.torch.failures import raise_from
-from ringcoll.torch.options import ROWS
+from ringcoll.torch.options import PLAIN, ROWS
 from ringcoll.torch.tensors import wrong_device
 from ringcoll.torch.tracing import profiler
 from ringcoll.torch.work import Finished
@@ -55,6 +57,33 @@ class Device:
         self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
+        self.bridged = self._bridged()
+
+    def _bridged(self) -> Bridged | None:
+        path, side = self._fast_path, self.async_stream
+        if path is None:
+            return None
+        return Bridged(
+            rank=path.rank,
+            order=path.order,
+            timer=path.timer,
+            report=path.report,
+            records=path.records,
+            get_device=path.current.get,
+            ordinal=self.ordinal,
+            thread=path.current.thread,
+            errors=path.errors,
+            fabric=path.fabric,
+            batch=self.batch,
+            current=self.current,
+            own_streams=self._streams.own,
+            record=side.record,
+            wait=side.wait,
+            event=side.order_event,
+            stream=side.handle,
+            stream_id=side.id,
+            kept={},
+        )
 
     # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
@@ -183,6 +212,24 @@ class Device:
             raise_from(self._failed(error), error)
         return side.id
 
+    def keep_call(self, key: int, address: int, count: int, kind: torch.dtype, op: int) -> Any:
+        """The kept all_reduce in place of so many elements, with torch's number of an operator.
+
+        Returns None if it has not been made, or depends on where the tensor lies.
+        """
+        name = PLAIN.get(op)
+        checked = None if name is None else self._calls.checked(address, count, kind, name)
+        if checked is None or self.bridged is None:
+            return None
+        kept = self.bridged.kept
+        evict(kept, CACHED_CALLS)
+        found = kept[key] = checked.any_class
+        return found
+
+    def raise_failure(self, error: BaseException) -> NoReturn:
+        """Raise the error of a launch, as the group's."""
+        raise_from(self._failed(error), error)
+
     def keep(self, tensor: Any) -> None:
         """Keep a tensor's memory until what the group's own stream has been given ends."""
         tensor.record_stream(self.async_stream.stream)
@@ -249,5 +296,7 @@ class Device:
     def close(self) -> None:
         """Wait for the enqueued calls, and close the communicator; not collective."""
         self._calls.forget()
+        if self.bridged is not None:
+            self.bridged.kept.clear()
         self.batch.forget()
         self.comm.close()

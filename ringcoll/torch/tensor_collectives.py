@@ -54,6 +54,10 @@ class TensorCollectives(GroupBase):
         op: Any = None,
     ) -> Any:
         """Reduce every rank's tensor elementwise, in place."""
+        if self._bridged is not None:
+            work = self._bridged(self, tensors, opts)
+            if work is not None:
+                return work
         if type(opts) is not AllreduceOptions:
             tensors = as_list(tensors, tensor)
             opts = options(AllreduceOptions, opts, timeout, op=op)

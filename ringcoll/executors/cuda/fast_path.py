@@ -33,45 +33,48 @@ class Rank(Protocol):
 
 
 class FastPath:
-    """Launches calls of one rank for which the slow path would do no more than this."""
+    """Launches calls of one rank for which the slow path would do no more than this.
+
+    ``torch/bridge.cpp`` does the same for groups of torch: what changes here changes there.
+    """
 
     __slots__ = (
-        "_current",
-        "_errors",
-        "_fabric",
-        "_order",
-        "_rank",
-        "_records",
-        "_report",
-        "_timer",
+        "current",
+        "errors",
+        "fabric",
+        "order",
+        "rank",
+        "records",
+        "report",
+        "timer",
     )
 
     def __init__(self, rank: Rank, executor: CudaExecutor, timer: LivenessTimer) -> None:
-        self._rank, self._timer = rank, timer
-        self._fabric, self._order = executor.fabric, executor.stream_order
-        self._current, self._errors = executor.current, executor.async_errors
-        self._report = executor.report.host
-        self._records = executor.shared_state.record_numbers
+        self.rank, self.timer = rank, timer
+        self.fabric, self.order = executor.fabric, executor.stream_order
+        self.current, self.errors = executor.current, executor.async_errors
+        self.report = executor.report.host
+        self.records = executor.shared_state.record_numbers
 
     def run(self, prepared: AnyCudaCall, stream: int, addresses: Given) -> None:
         """Enqueue a call of this rank alone, on the slow path if that has more to do."""
         if not self.launch(prepared, stream, addresses):
-            self._rank.run(prepared, stream, addresses)
+            self.rank.run(prepared, stream, addresses)
 
     def launch(self, prepared: AnyCudaCall, stream: int, addresses: Given) -> bool:
         """Enqueue a call; False where nothing was done, since the slow path would do more."""
         kernel = prepared.kernel
         if kernel is None:  # not launched yet, or it is more than a kernel
             return False
-        with self._rank.lock:
-            order, timer, current = self._order, self._timer, self._current
+        with self.rank.lock:
+            order, timer, current = self.order, self.timer, self.current
             try:
                 if (
                     stream != order.settled  # to be ordered, or refused
                     or timer.alarm[0]  # a peer has failed
                     or monotonic() >= timer.due  # it is time to look whether one has died
-                    or self._report[0]  # a kernel has failed
-                    or self._records[prepared.slot] != prepared.number  # to be published again
+                    or self.report[0]  # a kernel has failed
+                    or self.records[prepared.slot] != prepared.number  # to be published again
                     or current.get() != current.ordinal  # another device is the thread's
                     or not current.thread.bound
                 ):
@@ -82,9 +85,9 @@ class FastPath:
                 # Read after the launch: another thread may have begun to mark ends meanwhile.
                 if order.marking:
                     order.mark(stream)
-                self._errors.last = prepared
-                self._fabric.entered += 1
+                self.errors.last = prepared
+                self.fabric.entered += 1
             except BaseException as error:
-                self._rank.fail(error)
+                self.rank.fail(error)
                 raise
             return True

@@ -1,0 +1,153 @@
+// Calls that are like an earlier one, enqueued without a frame of Python.
+#pragma once
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <utility>
+
+#include "bridge_python.hpp"
+
+namespace ringcoll {
+
+// Whether a tensor has elements that lie one after the other as they are, in its storage.
+inline bool is_plain(const at::Tensor& tensor) {
+    if (at::isTensorSubclassLike(tensor) || tensor.layout() != c10::kStrided ||
+        !tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj() || tensor.numel() == 0)
+        return false;
+    const int64_t end = tensor.storage_offset() + tensor.numel();
+    return static_cast<uint64_t>(end) * tensor.itemsize() <= tensor.storage().nbytes();
+}
+
+// The fields of bridge.py's Bridged, in their order.
+enum Part {
+    RANK,
+    ORDER,
+    TIMER,
+    REPORT,
+    RECORDS,
+    GET_DEVICE,
+    ORDINAL,
+    THREAD,
+    ERRORS,
+    FABRIC,
+    BATCH,
+    CURRENT,
+    OWN_STREAMS,
+    RECORD,
+    WAIT,
+    EVENT,
+    STREAM,
+    STREAM_ID,
+    KEPT,
+    PARTS
+};
+
+class Parts {
+public:
+    explicit Parts(py::object parts) : parts_(std::move(parts)) {
+        if (!PyTuple_Check(parts_.ptr()) || PyTuple_GET_SIZE(parts_.ptr()) != PARTS)
+            throw py::type_error("ringcoll.torch.bridge: not the parts of a device");
+    }
+    py::handle operator[](Part part) const { return PyTuple_GET_ITEM(parts_.ptr(), part); }
+
+private:
+    py::object parts_;
+};
+
+// As FastPath.launch, which says why: enqueue a call, or return false where nothing was done. What
+// `before` enqueues comes before it.
+template <class Before>
+bool launch(const Parts& parts, const py::handle& prepared, const py::handle& stream,
+            uintptr_t address, const Before& before) {
+    static const Name kernel_of("kernel"), settled("settled"), marking("marking"), mark("mark"),
+        alarm("alarm"), due("due"), slot("slot"), number("number"), bound("bound"),
+        parameter_of("parameter"), filled("filled"), fill("fill"), enqueue("enqueue"),
+        pointers("pointers"), last("last"), entered("entered"), fail("fail"), lock_of("lock");
+    const py::object kernel = kernel_of.of(prepared);
+    if (kernel.is_none()) return false;
+    const Held lock(lock_of.of(parts[RANK]));  // in a fork it is another
+    const py::handle order = parts[ORDER], timer = parts[TIMER], fabric = parts[FABRIC];
+    try {
+        const std::chrono::duration<double> now =
+            std::chrono::steady_clock::now().time_since_epoch();  // Python's time.monotonic()
+        if (!are_equal(stream, settled.of(order)) || is_true(item(alarm.of(timer), 0)) ||
+            now.count() >= real(due.of(timer)) || is_true(item(parts[REPORT], 0)) ||
+            !are_equal(item(parts[RECORDS], integer(slot.of(prepared))), number.of(prepared)) ||
+            !are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]) ||
+            !is_true(bound.of(parts[THREAD])))
+            return false;
+        before();
+        const py::object parameter = parameter_of.of(kernel), at = py::int_(address);
+        static PyObject* const zero = PyLong_FromLong(0);
+        const py::object given = checked(PyTuple_Pack(4, at.ptr(), at.ptr(), zero, zero));
+        if (!are_equal(given, filled.of(parameter))) call(fill.of(parameter), given);
+        call(enqueue.of(kernel), stream, pointers.of(kernel), py::handle(zero));
+        if (is_true(marking.of(order))) call(mark.of(order), stream);
+        last.set(parts[ERRORS], prepared);
+        static PyObject* const one = PyLong_FromLong(1);
+        entered.set(fabric, checked(PyNumber_Add(entered.of(fabric).ptr(), one)));
+    } catch (const py::error_already_set& error) {
+        call(fail.of(parts[RANK]), error.value());
+        throw;
+    }
+    return true;
+}
+
+// The kept call on a tensor, or None.
+inline py::object kept_call(const Parts& parts, const py::handle& device, const at::Tensor& tensor,
+                            uintptr_t address, const c10d::AllreduceOptions& options) {
+    static const Name keep("keep_call");
+    const auto type = static_cast<uint64_t>(tensor.scalar_type());
+    const auto op = static_cast<uint64_t>(options.reduceOp.op_);
+    const uint64_t count = tensor.numel();
+    if (count >> 44 != 0 || op > 15) return py::none();
+    const py::object key = py::int_(count << 20 | type << 8 | op << 4 | (address & 7));
+    PyObject* const found = PyDict_GetItemWithError(parts[KEPT].ptr(), key.ptr());
+    if (found != nullptr) return py::reinterpret_borrow<py::object>(found);
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return keep.of(device)(key, address, count, tensor.scalar_type(), op);
+}
+
+// Enqueue the all_reduce of a tensor in place, if it is like an earlier one: on the caller's stream
+// if it is blocking, else on the group's own. Returns what start_sum does: the id of that stream,
+// or () for the caller's; None if nothing was done.
+inline py::object start_kept(const py::handle& group, const at::Tensor& tensor,
+                             const c10d::AllreduceOptions& options) {
+    static const Name failure("_failure"), pairs("_pairs"), device_of("_device"),
+        parts_of("bridged"), posts("posts"), enabled("_is_profiler_enabled"), keep("keep"),
+        raise("raise_failure");
+    static PyObject* const profiler = PyImport_GetModule(py::str("torch.autograd.profiler").ptr());
+    const py::object device = device_of.of(group);
+    if (device.is_none() || !failure.of(group).is_none() || !pairs.of(group).is_none())
+        return py::none();
+    py::object found = parts_of.of(device);
+    if (found.is_none() || profiler == nullptr || is_true(enabled.of(profiler))) return py::none();
+    const Parts parts(std::move(found));
+    if (is_true(posts.of(parts[BATCH])) || integer(parts[ORDINAL]) != tensor.get_device())
+        return py::none();
+    const auto address = reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr());
+    const py::object prepared = kept_call(parts, device, tensor, address, options);
+    if (prepared.is_none()) return py::none();
+    try {
+        const py::object caller = call(parts[CURRENT]);
+        if (!options.asyncOp) {
+            if (!checked(PySet_Contains(parts[OWN_STREAMS].ptr(), caller.ptr()))) return py::none();
+            const bool done = launch(parts, prepared, caller, address, [] {});
+            return done ? py::object(py::tuple()) : py::none();
+        }
+        const bool done = launch(parts, prepared, parts[STREAM], address, [&] {
+            call(parts[RECORD], parts[EVENT], caller);
+            call(parts[WAIT], parts[STREAM], parts[EVENT], py::int_(0));
+        });
+        return done ? py::reinterpret_borrow<py::object>(parts[STREAM_ID]) : py::none();
+    } catch (const py::error_already_set& error) {
+        if (options.asyncOp) keep.of(device)(tensor);  // an interrupt may have come behind it
+        raise.of(device)(error.value());
+        throw;
+    }
+}
+
+}  // namespace ringcoll
