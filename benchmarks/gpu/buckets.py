@@ -8,11 +8,12 @@
 One process a GPU, 256 KiB of float32. ``call`` is the time until a group's all_reduce returns its
 work, ``future`` until the work has made its future. Between the calls the host does nothing
 (``warm``), or runs a backward pass of a transformer layer, or writes 64 MiB, which leave its caches
-cold. A Python group that does not communicate is the least that torch costs any Python group;
-torch's own backend is called by itself and through its group. Where ``python -m
-ringcoll.torch.bridge`` has compiled it, that group and, on GPUs, ringcoll's are timed by the bridge
-too. Figures are medians, ``_p5`` the 5th percentile; the slowest rank counts. Every element of an
-all_reduce before each of the measurements is compared.
+cold. A Python group that does not communicate is the least that torch costs any Python group, and
+torch's ``fake`` group, which does not either, the least that it costs one in C++. torch's own
+backend is called by itself and through its group. Where ``python -m ringcoll.torch.bridge`` has
+compiled it, the Python group and, on GPUs, ringcoll's are timed by the bridge too. Figures are
+medians, ``_p5`` the 5th percentile; the slowest rank counts. Every element of an all_reduce before
+each of the measurements is compared.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = ["group_without_communication", "main", "table", "work"]
 COUNT = 64 << 10
 """Elements of a bucket."""
 IDLE = "Python, no communication"
+FAKE = "C++, no communication"
 FIGURES = ("call_us", "call_us_p5", "future_us", "future_us_p5")
 Ways = tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]
 """The all_reduce of a list of tensors, and the future of its work."""
@@ -66,6 +68,8 @@ def group_without_communication(rank: int, nranks: int, where: Any, *, bridged: 
 
     class Idle(dist.ProcessGroup):  # type: ignore[misc]
         """The group."""
+
+        _device = None  # of whose calls none is like an earlier one
 
         def __init__(self) -> None:
             start = bridge.start if bridged else dist.ProcessGroup.__init__
@@ -122,6 +126,7 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
     """What one rank measures; a message a group and what the host does between the calls."""
     import torch
     import torch.distributed as dist
+    import torch.testing._internal.distributed.fake_pg  # its group
     from torch.distributed import AllreduceOptions
 
     from ringcoll.torch import bridge
@@ -153,6 +158,7 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
         ours = dist.new_group(backend="ringcoll")
     groups: dict[str, Ways] = {
         IDLE: of_group(group_without_communication(rank, n, where, bridged=False)),
+        FAKE: of_group(dist.new_group(backend="fake")),
         f"{peer}, backend alone": (backend.allreduce, lambda work: work.get_future()),
         f"{peer}, group": of_group(dist.group.WORLD),
         "ringcoll, group": of_group(ours),
@@ -171,7 +177,7 @@ def work(link: Link, store: str, device: str, calls: int) -> None:
         "after 64 MiB were written": lambda: large.add_(1),
     }
     for name, ways in groups.items():
-        wanted = rank + 1 if name.startswith(IDLE) else n * (n + 1) // 2
+        wanted = rank + 1 if name.startswith((IDLE, FAKE)) else n * (n + 1) // 2
         for state, each in between.items():
             bucket.fill_(rank + 1)
             ways[0]([bucket], options).wait()

@@ -110,12 +110,15 @@ def test_nothing_is_written_without_a_place(tmp_path, monkeypatch, capsys):
 
 def test_buckets_of_every_group_are_timed_and_compared(tmp_path):
     words = ["--device", "cpu", "--calls", "4", "--out", str(tmp_path)]
-    found = run(tmp_path, "gpu.buckets", *words)
+    found = run(tmp_path, "gpu.buckets", *words, RINGCOLL_CACHE_DIR=str(tmp_path / "no bridge"))
     assert found.returncode == 0, found.stdout + found.stderr
     assert found.stdout.splitlines()[-1] == "wrong elements: 0"
     written = json.loads((tmp_path / "cpu_buckets_2.json").read_text())
     rows = written["rows"]
-    names = ["Python, no communication", "gloo, backend alone", "gloo, group", "ringcoll, group"]
+    names = [
+        *("Python, no communication", "C++, no communication"),
+        *("gloo, backend alone", "gloo, group", "ringcoll, group"),
+    ]
     states = ["warm", "after a backward pass", "after 64 MiB were written"]
     assert [(row["name"], row["state"]) for row in rows] == list(product(names, states))
     assert all(row["call_us"] > 0 and row["future_us"] > 0 for row in rows)
