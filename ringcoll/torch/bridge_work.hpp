@@ -51,7 +51,7 @@ public:
                 unused.pop_back();
             }
         }
-        impl().record(&event_, stream, device_.index(), c10::EventFlag::BACKEND_DEFAULT);
+        impl().record(&event_, stream, device_.index(), c10::EventFlag::PYTORCH_DEFAULT);
     }
     Event(const Event&) = delete;
     Event& operator=(const Event&) = delete;

@@ -26,6 +26,14 @@ pytestmark = [
     pytest.mark.timeout(300),  # of the first, which waits for the compiler
 ]
 
+GPUS = pytest.mark.parametrize(
+    "gpus",
+    [
+        pytest.param(1, id="one GPU", marks=pytest.mark.gpu),
+        pytest.param(2, id="two GPUs", marks=pytest.mark.multi_gpu),
+    ],
+)
+
 START = """
 import ctypes, gc, os, sys, weakref
 from datetime import timedelta
@@ -108,13 +116,7 @@ dist.destroy_process_group()
     assert first == second
 
 
-@pytest.mark.parametrize(
-    "gpus",
-    [
-        pytest.param(1, id="one GPU", marks=pytest.mark.gpu),
-        pytest.param(2, id="two GPUs", marks=pytest.mark.multi_gpu),
-    ],
-)
+@GPUS
 def test_buckets_on_gpus_take_it(two, gpus):
     code = f"""
 device = torch.device("cuda", rank % {gpus})
@@ -143,6 +145,47 @@ dist.destroy_process_group()
 """
     first, second = two(code)
     assert first == second
+
+
+@GPUS
+def test_calls_of_python_on_gpus_take_it(two, gpus):
+    code = f"""
+import itertools
+from ringcoll.torch.device import Device
+
+device = torch.device("cuda", rank % {gpus})
+torch.cuda.set_device(device)
+made = []
+for name in ("in_place", "in_place_async"):
+    def counted(self, *given, plain=getattr(Device, name)):
+        made.append(given[0])
+        return plain(self, *given)
+    setattr(Device, name, counted)
+
+def numbers(count, turn, of):
+    return (torch.arange(count, device=device) + turn) % 5 + of
+
+ops = {{"SUM": torch.add, "MAX": torch.maximum, "MIN": torch.minimum}}
+shapes = [*itertools.product((1, 100, 40003), (torch.float32, torch.bfloat16, torch.int32), ops)]
+side, calls = torch.cuda.Stream(), 0
+for turn, asynchronous in enumerate((False, True, False, True, False)):
+    made.clear()
+    for count, kind, op in shapes * 2:
+        calls += 1
+        wanted = ops[op](numbers(count, calls, 0), numbers(count, calls, 1)).to(kind)
+        x = numbers(count + 1, calls, rank).to(kind)[:count]
+        with torch.cuda.stream(side if turn == 4 else torch.cuda.current_stream()):
+            side.wait_stream(torch.cuda.default_stream())
+            work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=asynchronous)
+            busy = torch.randn(256, 256, device=device) @ torch.randn(256, 256, device=device)
+            if asynchronous:
+                assert work.wait() and (calls % 9 or work.get_future().wait()[0] is x)
+            assert torch.equal(x, wanted), (turn, count, kind, op)
+    # The first of a shape, and what is to be looked at now and then.
+    assert turn == 0 or len(made) < len(shapes), (turn, len(made))
+dist.destroy_process_group()
+"""
+    two(code)
 
 
 def test_a_call_that_is_not_started_is_made_in_python(two):
