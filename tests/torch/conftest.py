@@ -6,6 +6,7 @@ functions of tests/torch/on_ranks by their names. A world that has failed is rep
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 import pytest
@@ -31,6 +32,28 @@ def programs():
     programs = Programs()
     yield programs
     programs.close()
+
+
+@pytest.fixture(scope="session")
+def with_bridge(tmp_path_factory):
+    """A cache folder with the bridge, for all workers of a session."""
+    from tests.torch.bridged import compiled_once
+
+    base = tmp_path_factory.getbasetemp()
+    return compiled_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "bridge")
+
+
+@pytest.fixture
+def two(programs, with_bridge, tmp_path):
+    """Runs a program as two ranks whose groups have the bridge; returns what each printed."""
+    from tests.torch.bridged import START
+
+    def run(code, cache=with_bridge):
+        ends = programs.run(START + code, 2, tmp_path / "store", cache)
+        assert [(status, error) for status, _, error in ends] == [(0, "")] * 2
+        return [out for _, out, _ in ends]
+
+    return run
 
 
 @pytest.fixture
