@@ -255,6 +255,8 @@ def ways_of(rank: Rank, collective: str, sweep: Sequence[RailLimits]) -> Iterato
     if sweep:
         return
     yield rank.call("default", collective, nbytes, partial, {})
+    for most in (16, 64):
+        yield rank.call(f"max_sms={most}", collective, nbytes, partial, {"max_sms": most})
     if COLLECTIVES[collective].reduces:
         yield rank.call("accumulate=dtype", collective, nbytes, 2, NARROW)
     if collective == "all_reduce":
