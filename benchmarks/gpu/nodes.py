@@ -8,8 +8,8 @@
 This machine plays the nodes (``RINGCOLL_NODE``), one process a GPU under mpiexec: what is measured
 of the network is MPI between processes of one host. In turns, the slowest rank of each:
 
-- ``default``: the call of bfloat16 in place, in two layers; ``max_sms``: with at most so many
-  multiprocessors for the kernels in a node; ``accumulate=dtype``: partial sums cross as bfloat16;
+- ``default``: the call of bfloat16 in place, in two layers; ``max_sms``: with kernels of
+  at most so many blocks in a node; ``accumulate=dtype``: partial sums cross as bfloat16;
   ``staged``: a sixteenth of the bytes without layers (``slices=`` asks for it), added up by the
   host.
 - ``messages alone``: the messages that ``default`` sends for all_reduce, carried as it carries

@@ -31,9 +31,11 @@ using c10d::AllreduceOptions;
 using StreamId = std::tuple<int64_t, int64_t, int64_t>;  // as torch.Stream has it
 using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// The Work of a call that has been started on such a stream.
-c10::intrusive_ptr<c10d::Work> work_of(GroupPointer group, const at::Tensor& tensor,
-                                       const py::object& stream, bool with_future) {
+// The Work of a call that has been started on such a stream; of a blocking call without a group.
+c10::intrusive_ptr<c10d::Work> work_of(const py::handle& self, GroupPointer group,
+                                       const at::Tensor& tensor, const py::object& stream,
+                                       bool with_future) {
+    static const Name device_of("_device"), raise("raise_failure");
     std::optional<c10::Stream> found;
     if (py::len(stream) != 0) {
         const auto [id, index, type] = stream.cast<StreamId>();
@@ -41,7 +43,13 @@ c10::intrusive_ptr<c10d::Work> work_of(GroupPointer group, const at::Tensor& ten
                                      static_cast<c10::DeviceType>(type));
     }
     auto work = c10::make_intrusive<Started>(std::move(group), tensor, found);
-    if (found) work->begin(with_future);
+    try {
+        if (found) work->begin(with_future);
+    } catch (const c10::Error& error) {
+        const py::handle kind(PyExc_RuntimeError);
+        raise.of(device_of.of(self))(kind(error.what_without_backtrace()));
+        throw;
+    }
     return work;
 }
 
@@ -54,20 +62,21 @@ public:
         if (tensors.size() == 1 && is_plain(tensors[0])) {
             const py::gil_scoped_acquire lock;
             if (const py::object self = python(this)) {
-                py::object stream = start_kept(self, tensors[0], options);
-                if (stream.is_none()) stream = start_sum(self, tensors[0], options);
+                const bool aside = options.asyncOp;
+                py::object stream = start_kept(self, tensors[0], options, aside);
+                if (stream.is_none() && aside && options.reduceOp == c10d::ReduceOp::SUM)
+                    stream = start_sum(self, tensors[0]);
                 if (!stream.is_none())
-                    return work_of(GroupPointer::reclaim_copy(this), tensors[0], stream, true);
+                    return work_of(self, aside ? GroupPointer::reclaim_copy(this) : nullptr,
+                                   tensors[0], stream, true);
             }
         }
         return PyProcessGroup::allreduce(tensors, options);
     }
 
 private:
-    static py::object start_sum(const py::object& self, const at::Tensor& tensor,
-                                const AllreduceOptions& options) {
+    static py::object start_sum(const py::object& self, const at::Tensor& tensor) {
         static const Name start("start_sum"), keep("keep_started");
-        if (!options.asyncOp || options.reduceOp != c10d::ReduceOp::SUM) return py::none();
         try {
             // What Python would ask the tensor for, its caches cold, takes it as long as a launch.
             return start.of(self)(reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr()),
@@ -92,24 +101,25 @@ void init(const py::handle& self, int rank, int size) {
 }
 
 // all_reduce(group, tensors, options): what a group's Python method tries first. The Work of a call
-// that is like an earlier one; None if nothing was done, whatever the arguments are.
+// that is like an earlier one; None if nothing was done, whatever the tensors and options are.
 PyObject* all_reduce(PyObject* /*module*/, PyObject* const* given, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     static PyObject* const options_type = py::type::of<AllreduceOptions>().release().ptr();
     if (count == 3 && PyList_CheckExact(given[1]) && PyList_GET_SIZE(given[1]) == 1 &&
-        reinterpret_cast<PyObject*>(Py_TYPE(given[2])) == options_type) {
-        PyObject* const one = PyList_GET_ITEM(given[1], 0);
+        reinterpret_cast<PyObject*>(Py_TYPE(given[2])) == options_type &&
+        THPVariable_Check(PyList_GET_ITEM(given[1], 0))) {
+        // Other threads may change the list and the options while this one launches.
+        const at::Tensor tensor = THPVariable_Unpack(PyList_GET_ITEM(given[1], 0));
         const auto& options = py::handle(given[2]).cast<const AllreduceOptions&>();
-        if (THPVariable_Check(one) && is_plain(THPVariable_Unpack(one))) {
-            const py::handle group(given[0]);
-            const at::Tensor& tensor = THPVariable_Unpack(one);
-            const py::object stream = start_kept(group, tensor, options);
-            if (!stream.is_none())
-                return py::cast(work_of(options.asyncOp ? group.cast<GroupPointer>() : nullptr,
-                                        tensor, stream, false))
-                    .release()
-                    .ptr();
-        }
+        const bool aside = options.asyncOp;
+        const py::handle group(given[0]);
+        const py::object stream =
+            is_plain(tensor) ? start_kept(group, tensor, options, aside) : py::none();
+        if (!stream.is_none())
+            return py::cast(work_of(group, aside ? group.cast<GroupPointer>() : nullptr, tensor,
+                                    stream, false))
+                .release()
+                .ptr();
     }
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

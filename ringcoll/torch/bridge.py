@@ -4,8 +4,8 @@ DDP calls a group from C++. For a group written in Python torch converts the arg
 method, and asks the Work that this returns for its future by another call. In a backward pass all
 of that code has left the processor's caches: a group of CPU ranks that did nothing cost the host
 145 µs a bucket so, and 61 by a bridge that calls one method, where torch's own group in C++ that
-does nothing cost 82 (``cpu_buckets_2.json``). An all_reduce that is like an earlier one needs no
-method at all: C++ reads the words that say so.
+does nothing cost 82 (``cpu_buckets_2.json``). An all_reduce by LL or LL128 that is like an earlier
+one needs no method at all: C++ reads the words that say so.
 
 The bridge is a C++ extension of torch, ``bridge.cpp`` with its headers, and no group needs it. It
 is compiled by choice, for one release of torch and of Python; processes that begin after that use
@@ -41,12 +41,13 @@ __all__ = ["compiled", "start"]
 _NAME = "ringcoll_bridge"
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _PARTS = "bridge*.[ch]pp"  # of the source, which is one file with its headers
+_FLAGS = ("-O2", "-DNDEBUG", "-fvisibility=hidden")
 
 
 class Bridged(NamedTuple):
     """What the bridge needs of a group's GPU to launch a call, and of its :class:`.FastPath`.
 
-    ``bridge.cpp`` names the parts in the same order.
+    ``bridge_calls.hpp`` names the parts in the same order.
     """
 
     rank: object
@@ -117,7 +118,8 @@ def _path() -> Path | None:
         return None
     python = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     parts = sorted(_SOURCE.parent.glob(_PARTS))
-    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
+    source = b"".join(part.read_bytes() for part in parts) + " ".join(_FLAGS).encode()
+    digest = hashlib.sha256(source).hexdigest()[:12]
     return folder / f"bridge-{torch.__version__}-{python}-{platform.machine()}-{digest}.so"
 
 
@@ -140,7 +142,7 @@ def _compile() -> Path:
 
             where: Any = {
                 "build_directory": folder,
-                "extra_cflags": ["-O2", "-DNDEBUG", "-fvisibility=hidden"],
+                "extra_cflags": [*_FLAGS],
             }
             cpp_extension.load(_NAME, [str(_SOURCE)], **where)
             write_aside(path, (Path(folder) / f"{_NAME}.so").read_bytes())

@@ -1,4 +1,5 @@
-// Calls that are like an earlier one, enqueued without a frame of Python.
+// Calls that are like an earlier one: C++ looks, calls what enqueues them, and runs no Python of
+// ours but for a new address.
 #pragma once
 
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -15,7 +16,8 @@ namespace ringcoll {
 // Whether a tensor has elements that lie one after the other as they are, in its storage.
 inline bool is_plain(const at::Tensor& tensor) {
     if (at::isTensorSubclassLike(tensor) || tensor.layout() != c10::kStrided ||
-        !tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj() || tensor.numel() == 0)
+        !tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj() || tensor._is_zerotensor() ||
+        tensor.numel() == 0)
         return false;
     const int64_t end = tensor.storage_offset() + tensor.numel();
     return static_cast<uint64_t>(end) * tensor.itemsize() <= tensor.storage().nbytes();
@@ -57,15 +59,22 @@ private:
     py::object parts_;
 };
 
+// Whether the record of a call is not another's by now.
+inline bool is_recorded(const Parts& parts, const py::handle& prepared) {
+    static const Name slot("slot"), number("number");
+    const py::object record = item(parts[RECORDS], integer(slot.of(prepared)));
+    return are_equal(record, number.of(prepared));
+}
+
 // As FastPath.launch, which says why: enqueue a call, or return false where nothing was done. What
 // `before` enqueues comes before it.
 template <class Before>
 bool launch(const Parts& parts, const py::handle& prepared, const py::handle& stream,
             uintptr_t address, const Before& before) {
     static const Name kernel_of("kernel"), settled("settled"), marking("marking"), mark("mark"),
-        alarm("alarm"), due("due"), slot("slot"), number("number"), bound("bound"),
-        parameter_of("parameter"), filled("filled"), fill("fill"), enqueue("enqueue"),
-        pointers("pointers"), last("last"), entered("entered"), fail("fail"), lock_of("lock");
+        alarm("alarm"), due("due"), bound("bound"), parameter_of("parameter"), filled("filled"),
+        fill("fill"), enqueue("enqueue"), pointers("pointers"), last("last"), entered("entered"),
+        fail("fail"), lock_of("lock");
     const py::object kernel = kernel_of.of(prepared);
     if (kernel.is_none()) return false;
     const Held lock(lock_of.of(parts[RANK]));  // in a fork it is another
@@ -75,8 +84,7 @@ bool launch(const Parts& parts, const py::handle& prepared, const py::handle& st
             std::chrono::steady_clock::now().time_since_epoch();  // Python's time.monotonic()
         if (!are_equal(stream, settled.of(order)) || is_true(item(alarm.of(timer), 0)) ||
             now.count() >= real(due.of(timer)) || is_true(item(parts[REPORT], 0)) ||
-            !are_equal(item(parts[RECORDS], integer(slot.of(prepared))), number.of(prepared)) ||
-            !are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]) ||
+            !is_recorded(parts, prepared) || !are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]) ||
             !is_true(bound.of(parts[THREAD])))
             return false;
         before();
@@ -96,26 +104,34 @@ bool launch(const Parts& parts, const py::handle& prepared, const py::handle& st
     return true;
 }
 
-// The kept call on a tensor, or None.
-inline py::object kept_call(const Parts& parts, const py::handle& device, const at::Tensor& tensor,
-                            uintptr_t address, const c10d::AllreduceOptions& options) {
-    static const Name keep("keep_call");
+// What all calls that one kept call serves have in common, in a number; None: it cannot be told.
+inline py::object key_of(const at::Tensor& tensor, uintptr_t address,
+                         const c10d::AllreduceOptions& options) {
     const auto type = static_cast<uint64_t>(tensor.scalar_type());
     const auto op = static_cast<uint64_t>(options.reduceOp.op_);
     const uint64_t count = tensor.numel();
-    if (count >> 44 != 0 || op > 15) return py::none();
-    const py::object key = py::int_(count << 20 | type << 8 | op << 4 | (address & 7));
+    if (count >> 44 != 0 || op > 15 || address == 0) return py::none();
+    return py::int_(count << 20 | type << 8 | op << 4 | (address & 7));
+}
+
+// The kept call of a key, or None.
+inline py::object kept_call(const Parts& parts, const py::handle& device, const py::object& key,
+                            const at::Tensor& tensor, uintptr_t address,
+                            const c10d::AllreduceOptions& options) {
+    static const Name keep("keep_call");
+    if (key.is_none()) return py::none();
     PyObject* const found = PyDict_GetItemWithError(parts[KEPT].ptr(), key.ptr());
     if (found != nullptr) return py::reinterpret_borrow<py::object>(found);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return keep.of(device)(key, address, count, tensor.scalar_type(), op);
+    return keep.of(device)(key, address, tensor.numel(), tensor.scalar_type(),
+                           static_cast<int>(options.reduceOp.op_));
 }
 
-// Enqueue the all_reduce of a tensor in place, if it is like an earlier one: on the caller's stream
-// if it is blocking, else on the group's own. Returns what start_sum does: the id of that stream,
-// or () for the caller's; None if nothing was done.
+// Enqueue the all_reduce of a tensor in place, if it is like an earlier one: on the caller's
+// stream, or `aside` on the group's own. Returns what start_sum does: the id of that stream, or ()
+// for the caller's; None if nothing was done.
 inline py::object start_kept(const py::handle& group, const at::Tensor& tensor,
-                             const c10d::AllreduceOptions& options) {
+                             const c10d::AllreduceOptions& options, bool aside) {
     static const Name failure("_failure"), pairs("_pairs"), device_of("_device"),
         parts_of("bridged"), posts("posts"), enabled("_is_profiler_enabled"), keep("keep"),
         raise("raise_failure");
@@ -129,25 +145,31 @@ inline py::object start_kept(const py::handle& group, const at::Tensor& tensor,
     if (is_true(posts.of(parts[BATCH])) || integer(parts[ORDINAL]) != tensor.get_device())
         return py::none();
     const auto address = reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr());
-    const py::object prepared = kept_call(parts, device, tensor, address, options);
+    const py::object key = key_of(tensor, address, options);
+    const py::object prepared = kept_call(parts, device, key, tensor, address, options);
     if (prepared.is_none()) return py::none();
+    bool done = false;
     try {
         const py::object caller = call(parts[CURRENT]);
-        if (!options.asyncOp) {
-            if (!checked(PySet_Contains(parts[OWN_STREAMS].ptr(), caller.ptr()))) return py::none();
-            const bool done = launch(parts, prepared, caller, address, [] {});
-            return done ? py::object(py::tuple()) : py::none();
-        }
-        const bool done = launch(parts, prepared, parts[STREAM], address, [&] {
-            call(parts[RECORD], parts[EVENT], caller);
-            call(parts[WAIT], parts[STREAM], parts[EVENT], py::int_(0));
-        });
-        return done ? py::reinterpret_borrow<py::object>(parts[STREAM_ID]) : py::none();
+        if (aside)
+            done = launch(parts, prepared, parts[STREAM], address, [&] {
+                call(parts[RECORD], parts[EVENT], caller);
+                call(parts[WAIT], parts[STREAM], parts[EVENT], py::int_(0));
+            });
+        else if (checked(PySet_Contains(parts[OWN_STREAMS].ptr(), caller.ptr())))
+            done = launch(parts, prepared, caller, address, [] {});
     } catch (const py::error_already_set& error) {
-        if (options.asyncOp) keep.of(device)(tensor);  // an interrupt may have come behind it
+        if (aside) keep.of(device)(tensor);  // an interrupt may have come behind the launch
         raise.of(device)(error.value());
         throw;
     }
+    if (!done) {
+        // Python may have prepared another in its place: it is asked again.
+        if (!is_recorded(parts, prepared) && checked(PyDict_Contains(parts[KEPT].ptr(), key.ptr())))
+            checked(PyDict_DelItem(parts[KEPT].ptr(), key.ptr()));
+        return py::none();
+    }
+    return aside ? py::reinterpret_borrow<py::object>(parts[STREAM_ID]) : py::object(py::tuple());
 }
 
 }  // namespace ringcoll

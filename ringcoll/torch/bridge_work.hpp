@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <exception>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -38,6 +39,18 @@ inline void check(const c10d::ProcessGroup* group) {
     call(check.of(self));
 }
 
+// Without Python's lock, if this thread has it: CUDA may wait here for a queue that is full, behind
+// a kernel that waits for a peer, and other threads of Python are to find out what holds it up.
+class Unlocked {
+public:
+    Unlocked() {
+        if (PyGILState_Check() != 0) released_.emplace();
+    }
+
+private:
+    std::optional<py::gil_scoped_release> released_;
+};
+
 // An event of a device, which goes back to those that are free.
 class Event {
 public:
@@ -51,6 +64,7 @@ public:
                 unused.pop_back();
             }
         }
+        const Unlocked unlocked;
         impl().record(&event_, stream, device_.index(), c10::EventFlag::PYTORCH_DEFAULT);
     }
     Event(const Event&) = delete;
@@ -96,8 +110,13 @@ public:
     // As the future does it: torch's operator may call Python, and raise.
     ~Started() override {
         if (!stream_ || waited_) return;
-        const c10::impl::VirtualGuardImpl impl(stream_->device_type());
-        impl.recordDataPtrOnStream(tensor_.storage().data_ptr(), *stream_);
+        try {
+            const c10::impl::VirtualGuardImpl impl(stream_->device_type());
+            impl.recordDataPtrOnStream(tensor_.storage().data_ptr(), *stream_);
+        } catch (const std::exception& error) {  // its allocator does not know the memory
+            TORCH_WARN("ringcoll: memory of an all_reduce that nobody has waited for: ",
+                       error.what());
+        }
     }
 
     // Mark where the call ends on the group's stream: by a future, if one will be asked for, or by
@@ -123,9 +142,16 @@ public:
     }
 
     void synchronize() override { wait(kNoTimeout); }
-    // By a future, of all that the stream has been given: rather late than early.
-    bool isCompleted() override {
-        return !stream_ || (event_ ? event_->reached() : stream_->query());
+    bool isCompleted() override { return has_ended(); }
+    bool isSuccess() const override { return has_ended() && exception() == nullptr; }
+    std::exception_ptr exception() const override {
+        const py::gil_scoped_acquire lock;
+        try {
+            if (group_) check(group_.get());
+        } catch (...) {
+            return std::current_exception();
+        }
+        return nullptr;
     }
     std::vector<at::Tensor> result() override { return {tensor_}; }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
@@ -133,6 +159,9 @@ public:
     }
 
 private:
+    // By a future, with all that the stream has been given: rather late than early.
+    bool has_ended() const { return !stream_ || (event_ ? event_->reached() : stream_->query()); }
+
     c10::Stream current() const {
         return c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device());
     }
@@ -143,6 +172,7 @@ private:
         if (!tensor_.is_cpu()) devices.push_back(tensor_.device());
         auto made = c10::make_intrusive<c10::ivalue::Future>(
             c10::ListType::create(c10::TensorType::get()), std::move(devices));
+        const Unlocked unlocked;
         const c10::OptionalStreamGuard on(stream_);  // its event is of the current stream
         made->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor_}));
         return made;
@@ -151,7 +181,7 @@ private:
     c10::intrusive_ptr<c10d::ProcessGroup> group_;
     at::Tensor tensor_;
     std::optional<c10::Stream> stream_, caller_;
-    bool waited_ = false;  // the caller's stream has; read and written with Python's lock
+    bool waited_ = false;  // the caller's stream has; written with Python's lock
     std::optional<Event> event_;
     c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

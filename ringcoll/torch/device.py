@@ -217,13 +217,17 @@ class Device:
 
         Returns None if it has not been made, or depends on where the tensor lies.
         """
-        name = PLAIN.get(op)
+        name, bridged = PLAIN.get(op), self.bridged
         checked = None if name is None else self._calls.checked(address, count, kind, name)
-        if checked is None or self.bridged is None:
+        if checked is None or bridged is None:
             return None
-        kept = self.bridged.kept
-        evict(kept, CACHED_CALLS)
-        found = kept[key] = checked.any_class
+        found = checked.any_class
+        if found is None:
+            prepared = [*checked.prepared.values()]
+            if not prepared or any(each.any_class for each in prepared):
+                return None  # evicted, or another thread is about to say so
+        evict(bridged.kept, CACHED_CALLS)
+        bridged.kept[key] = found
         return found
 
     def raise_failure(self, error: BaseException) -> NoReturn:
@@ -295,8 +299,7 @@ class Device:
 
     def close(self) -> None:
         """Wait for the enqueued calls, and close the communicator; not collective."""
+        self.bridged = None  # it would read memory that is freed
         self._calls.forget()
-        if self.bridged is not None:
-            self.bridged.kept.clear()
         self.batch.forget()
         self.comm.close()

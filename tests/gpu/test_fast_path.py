@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -396,3 +397,12 @@ class Owner:
 
     def __init__(self, handle: int) -> None:
         self.cuda_stream = handle
+
+
+def test_a_rank_that_has_been_closed_reports_nothing(gpus, timers) -> None:
+    """What waits for a call of torch asks it also then, when the report's memory is freed."""
+    (comm,) = ringcoll.init_all([0], device="cuda", timeout=20)
+    state: Any = comm._state
+    comm.close()
+    assert not state.cuda.report.host
+    assert state.cuda.failure() is None

@@ -101,11 +101,12 @@ class Rank:
         self.kept: list[Any] = []
         mock.patch.object(self.device, "keep", self.kept.append).start()
 
-    def keep(self, tensor: torch.Tensor, op: str = "sum") -> Any:
+    def keep(self, tensor: torch.Tensor, op: str = "sum", *, any_class: bool = True) -> Any:
         """Let an all_reduce like this one be one that was launched before."""
-        call = SimpleNamespace(kernel=Kernel(self.noted), slot=1, number=3)
+        call = SimpleNamespace(kernel=Kernel(self.noted), slot=1, number=3, any_class=any_class)
         checked = object.__new__(CheckedCall)
-        checked.any_class, checked.alone = call, True
+        checked.any_class, checked.alone = call if any_class else None, True
+        checked.prepared = {None: call}
         calls, key = self.device._calls._where(
             "all_reduce", tensor.data_ptr(), tensor.numel(), tensor.dtype, op, 0
         )

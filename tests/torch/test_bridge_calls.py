@@ -18,6 +18,7 @@ from tests.torch.fake_rank import MAIN, SIDE, Rank
 from ringcoll.errors import RankLostError
 from ringcoll.torch.tracing import profiler
 import pytest
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
 fake = Rank(group)
@@ -30,7 +31,10 @@ def made(asynchronous, tensor=x, op=dist.ReduceOp.SUM):
     return group._bridged(group, [tensor], options)
 
 def tried(tensor):
-    made(False, tensor), made(True, tensor)
+    made(False, tensor)
+    if not noted:
+        with patch.object(fake.order, "settled", fake.order.settled and SIDE):
+            made(True, tensor)
     return noted
 
 assert tried(x) == [], "nothing is kept yet"
@@ -70,8 +74,11 @@ for op, name in ((dist.ReduceOp.MAX, "max"), (dist.ReduceOp.AVG, "avg")):
     assert noted == plain and fake.errors.last is other, name
 fake.device._calls.forget()
 assert made(False) is not None, "the bridge has its own"
+fake.order.settled = SIDE
+work = made(True)
 fake.device.close()
-assert made(False) is None and noted == []
+fake.report[0] = 1  # as if another had that memory
+assert work.wait() and made(True) is None and noted == []
 """
     two(KEPT + code + END)
 
@@ -119,6 +126,15 @@ assert tried(whole[1:]) == [], "it begins at half a word"
 for given in (((x,), options), ([x, x], options), ([1], options), ([x], None), (x, options)):
     assert group._bridged(group, *given) is None and noted == [], given
 assert fake.failed == [] and made(False) is not None and noted == plain
+simple, asked = torch.zeros(6), []
+fake.keep(simple, any_class=False)
+keep = fake.device.keep_call
+with patch.object(fake.device, "keep_call", lambda *given: (asked.append(1), keep(*given))[1]):
+    assert tried(simple) == [] and tried(simple) == [] and asked == [1], "it looks at the memory"
+call.number = 4
+assert made(False) is None, "its record is another's"
+other = fake.keep(x)
+assert made(False) is not None and fake.errors.last is other, "prepared anew"
 """
     two(KEPT + code + END)
 
@@ -142,7 +158,8 @@ fake.order.settled = MAIN
 with raising(RankLostError("7 has left")), pytest.raises(dist.DistBackendError, match="7 has left"):
     made(False)
 assert isinstance(group._failure, RankLostError) and made(False) is None
-assert fake.state.lock.acquire(blocking=False)
+with ThreadPoolExecutor(1) as other:
+    assert other.submit(fake.state.lock.acquire, blocking=False).result(), "it was released"
 with pytest.raises(dist.DistBackendError, match="out of step"):
     dist.all_reduce(x)
 """
@@ -151,13 +168,22 @@ with pytest.raises(dist.DistBackendError, match="out of step"):
 
 def test_a_wait_raises_what_a_kernel_has_reported(two):
     code = """
+def succeeded():
+    errors = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch warns that the method is old
+    found = work.is_success()
+    os.dup2(errors, 2)
+    return found
+
 blocking = made(False)
 fake.order.settled = SIDE
 work = made(True)
 assert work.wait()
 fake.state.cuda.failure = lambda: RankLostError("rank 7 has left")
 assert work.wait(), "nobody asks before there is a report"
+assert succeeded()
 fake.errors._found = "it"
+assert not succeeded()
 with pytest.raises(dist.DistBackendError, match="rank 7 has left"):
     work.wait()
 fake.errors._found, fake.report[0] = None, 1

@@ -86,9 +86,10 @@ class AsyncErrors:
 
     def failure(self) -> Error | None:
         """The error that a kernel of this rank has reported, or None."""
-        if not self._report.host[0]:  # saves a call
+        host = self._report.host
+        if not host or not host[0]:  # freed, or nothing is reported: saves a call
             return self._found
-        report = read(self._report.host)
+        report = read(host)
         if report is None or self._found is not None:
             return self._found
         cause = self._cause(report)

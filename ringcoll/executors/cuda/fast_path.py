@@ -35,7 +35,7 @@ class Rank(Protocol):
 class FastPath:
     """Launches calls of one rank for which the slow path would do no more than this.
 
-    ``torch/bridge.cpp`` does the same for groups of torch: what changes here changes there.
+    ``torch/bridge_calls.hpp`` does the same for groups of torch: what changes here changes there.
     """
 
     __slots__ = (
