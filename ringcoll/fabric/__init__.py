@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ringcoll import lazy
 from ringcoll.fabric.base import Fabric, closing_if_it_fails
-from ringcoll.fabric.thread import ThreadFabric, each, start_all, thread_fabrics
+from ringcoll.fabric.thread import RankThread, ThreadFabric, each, start_all, thread_fabrics
 
 if TYPE_CHECKING:
     from ringcoll.fabric.opening import open_fabric
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Fabric",
+    "RankThread",
     "ThreadFabric",
     "closing_if_it_fails",
     "each",

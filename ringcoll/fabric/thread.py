@@ -279,10 +279,7 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
     if len(fabrics) == 1:
         return [function(fabrics[0])]
     indices = range(len(fabrics))  # named, since these threads make nobody's calls
-    threads = [
-        threading.Thread(target=call, args=(i,), name=f"{OURS}init {i}", daemon=True)
-        for i in indices
-    ]
+    threads = [RankThread(call, i, f"{OURS}init {i}") for i in indices]
     start_all(threads, lambda index, reason: fabrics[index].abort(reason))
     if failures:
         # Who was aborted only reports another's failure.
@@ -292,7 +289,29 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
     return [results[index] for index in range(len(fabrics))]
 
 
-def start_all(threads: Sequence[threading.Thread], abort: Callable[[int, str], None]) -> None:
+class RankThread(threading.Thread):
+    """A thread of a rank, which calls ``function(argument)``.
+
+    Before Python 3.13 a ``join`` that a signal ends takes a thread for ended that runs on.
+    """
+
+    def __init__(self, function: Callable[[T], object], argument: T, name: str) -> None:
+        super().__init__(target=function, args=(argument,), name=name, daemon=True)
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Call the function."""
+        try:
+            super().run()
+        finally:
+            self.ended.set()
+
+    def is_running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.ident is not None and not self.ended.is_set()
+
+
+def start_all(threads: Sequence[RankThread], abort: Callable[[int, str], None]) -> None:
     """Start the threads of all ranks, and wait for their ends; all abort if one cannot start.
 
     Ctrl-C, or what another signal handler raises, aborts all ranks too: their calls end at once,
@@ -303,15 +322,15 @@ def start_all(threads: Sequence[threading.Thread], abort: Callable[[int, str], N
         for rank, thread in enumerate(threads):
             start(thread.start, f"rank {rank} of {len(threads)}")
         for thread in threads:
-            thread.join()
+            thread.ended.wait()
     except BaseException as error:
         for rank in range(len(threads)):
             abort(rank, message_of(error) or f"interrupted by {type(error).__name__}")
         late = math.inf if isinstance(error, MachineError) else time.monotonic() + _ENDING
-        alive = [thread for thread in threads if thread.is_alive()]  # one was perhaps just starting
+        alive = [thread for thread in threads if thread.is_running()]  # one was perhaps starting
         for thread in alive:
-            thread.join(None if late == math.inf else max(0.0, late - time.monotonic()))
-        running = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+            thread.ended.wait(None if late == math.inf else max(0.0, late - time.monotonic()))
+        running = [rank for rank, thread in enumerate(threads) if thread.is_running()]
         if running and type(error) is KeyboardInterrupt:
             places = ", ".join(f"rank {rank} at {_place(threads[rank])}" for rank in running)
             error.args = (

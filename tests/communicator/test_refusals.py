@@ -299,22 +299,23 @@ def test_spawn_tells_the_failure_not_who_waited_for_a_rank_that_had_returned():
         ringcoll.spawn(work, 3, timeout=20)
 
 
-STANDS = r"rank 1 of 3 had not returned .* rank 1 at test_refusals.py:\d+, release.wait\(30\)"
+STANDS = r"rank {0} of 3 had not returned .* rank {0} at test_refusals.py:\d+, release.wait\(30\)"
 
 
-def test_ctrl_c_names_the_ranks_that_have_not_returned():
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_ctrl_c_names_the_ranks_that_have_not_returned(stuck):
     """The others' calls end at once; nobody waits for the sleeping thread; its line is named."""
     release = threading.Event()
 
     def work(comm):
-        if comm.rank == 1:
+        if comm.rank == stuck:
             os.kill(os.getpid(), signal.SIGINT)
             release.wait(30)
             return
         comm.barrier()
 
     try:
-        with pytest.raises(KeyboardInterrupt, match=STANDS):
+        with pytest.raises(KeyboardInterrupt, match=STANDS.format(stuck)):
             ringcoll.spawn(work, 3)
     finally:
         release.set()

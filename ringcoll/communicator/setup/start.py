@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from ringcoll.errors import (
 )
 from ringcoll.fabric import (
     Fabric,
+    RankThread,
     closing_if_it_fails,
     each,
     start_all,
@@ -237,10 +237,7 @@ def run_ranks(
             failures.append((comm.rank, error))
             comm.abort(error_text(error))
 
-    threads = [
-        threading.Thread(target=work, args=(comm,), name=f"ringcoll rank {comm.rank}", daemon=True)
-        for comm in comms
-    ]
+    threads = [RankThread(work, comm, f"ringcoll rank {comm.rank}") for comm in comms]
     try:
         start_all(threads, lambda rank, reason: comms[rank].abort(reason))
     finally:
