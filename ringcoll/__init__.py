@@ -128,10 +128,18 @@ _HOMES = {
 }
 """Where each public name is; its module is loaded when it is first asked for."""
 
+_MODULES = {
+    "algorithms": "ringcoll.algorithms",
+    "errors": "ringcoll.errors",
+    "plan": "ringcoll.plan",
+    "verifier": "ringcoll.verifier.launches",
+}
+"""Modules that the pages name, and that a call may have loaded or not."""
+
 
 # torch loads this package in every process where both are installed, to register a backend: that
 # must cost nothing and cannot fail.
-__getattr__ = lazy.attributes(__name__, _HOMES)
+__getattr__ = lazy.attributes(__name__, _HOMES, _MODULES)
 
 
 def __dir__() -> list[str]:

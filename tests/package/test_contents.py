@@ -48,6 +48,17 @@ def test_all_names_what_exists():
     assert wrongly_offered(name for name in MODULES if name not in OF_TORCH) == []
 
 
+def test_modules_that_the_pages_name_need_no_import():
+    code = """
+import ringcoll
+print(ringcoll.errors.WrongResult.__name__, ringcoll.plan.Plan is ringcoll.Plan)
+print("ring" in ringcoll.algorithms.ALGORITHMS["all_reduce"])
+print(ringcoll.verifier.launches.ProofReport.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["WrongResult", "True", "True", "ProofReport"]
+
+
 def test_all_names_what_exists_of_the_backend_of_torch():
     pytest.importorskip("torch")
     assert wrongly_offered(OF_TORCH) == []
