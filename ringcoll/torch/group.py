@@ -23,6 +23,7 @@ import torch.distributed as dist
 from ringcoll.bootstrap import ending
 from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.store import StoreBootstrap
+from ringcoll.communicator.cpu.rank_calls import without_kernel_options
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.setup.start import communicator_on
 from ringcoll.config import Config, starting
@@ -184,7 +185,9 @@ class ProcessGroupRingcoll(Barriers):
         seconds = self._timeout.total_seconds()
         try:
             config, settings = starting(self._config, seconds, device, self._options)
-            if device == "cuda" and config.max_sms is None:
+            if device == "cpu":  # options of a group are for its tensors on GPUs too
+                config = without_kernel_options(config)
+            elif config.max_sms is None:
                 config = replace(config, max_sms=MAX_SMS)
             store = PolledStore(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf

@@ -314,6 +314,12 @@ def refuse_kernel_options(
             )
 
 
+def without_kernel_options(config: Config) -> Config:
+    """Options without those of kernels that CPU ranks refuse."""
+    refused = {name: None for name, value in _CPU_OPTIONS.items() if getattr(config, name) != value}
+    return replace(config, **refused)
+
+
 def with_options(call: Call, config: Config) -> Call:
     """A call with the options that are part of it: the type of its partial sums, and its tag."""
     if config.accumulate == "dtype" and call.collective != "send":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,13 @@ def options(rank, n):
         x = torch.full((1000,), float(rank))
         dist.all_reduce(x, group=group)
         assert x[0] == 6
+        dist.destroy_process_group(group)
+    kernels: Any = {"max_sms": 132, "protocol": "LL", "engine": "copy"}  # of its tensors on GPUs
+    for given in (kernels, ringcoll.Config(**kernels)):
+        group = dist.new_group(pg_options=given)
+        x = torch.full((3,), float(rank))
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [6] * 3
         dist.destroy_process_group(group)
     group = dist.new_group(pg_options={"algorithm": "ring", "deterministic": True})
     for _ in range(2):  # refused before anything moves, so the group goes on
