@@ -36,7 +36,7 @@ EXAMPLES = """\
 ringcoll bench                                    a tour: all_reduce beside MPI, the timing model
 ringcoll bench all_reduce -b 1K -e 64M -f 4       sizes, as nccl-tests takes them
 ringcoll bench all_reduce --algorithm ring,two_shot --slices 1,4
-ringcoll bench broadcast --pace 20M,1ms           slow links, as the model assumes them
+ringcoll bench broadcast --pace 20M,1ms -e 1M     slow links, as the model assumes them
 ringcoll bench all_reduce --peer mpi --json rows.json --plot rows.svg
 mpiexec -n 4 ringcoll bench all_gather            ranks that a launcher starts
 """

@@ -16,7 +16,7 @@ from ringcoll.cli.links import (
     links_of,
     typed,
 )
-from ringcoll.cli.output import say_written, write_json
+from ringcoll.cli.output import say_unproven, say_written, write_json
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
@@ -199,6 +199,8 @@ def _launch(args: argparse.Namespace) -> _Launched:
         raise ArgumentError(
             f"--slices {slices}: {name_of(algorithm)} has signals of its own and takes 1"
         )
+    if callable(algorithm):
+        say_unproven("explain", plan)
     seconds = clock.predict(args.bytes, slices).seconds
     reasons = _reasons(args, choice, name_of(algorithm), slices, seconds)
     timed = clock.trace(args.bytes, slices)

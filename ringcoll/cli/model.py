@@ -19,7 +19,15 @@ from ringcoll.cli.links import (
     typed,
     unknown_costs,
 )
-from ringcoll.cli.output import Progress, bold, check_target, progress, say_written, write_json
+from ringcoll.cli.output import (
+    Progress,
+    bold,
+    check_target,
+    progress,
+    say_unproven,
+    say_written,
+    write_json,
+)
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import (
     CHAINS,
@@ -192,6 +200,8 @@ def _cases(
                 )
                 clock = Clock(plan, links, window=args.window)
                 clock.graph(1)
+                if callable(algorithm):
+                    say_unproven("model", plan)
             except PlanError as error:
                 shown.print(f"{name}, {nranks} ranks: left out: {error}", file=sys.stderr)
                 continue

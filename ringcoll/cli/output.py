@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, PlanError
+from ringcoll.plan import Plan
 
 _TICK_SECONDS = 0.2
 
@@ -52,6 +53,17 @@ def say_written(target: str | None) -> None:
     """Name a file that a command has written; nothing for None."""
     if target is not None:
         print(f"wrote {target}", file=sys.stderr)
+
+
+def say_unproven(command: str, plan: Plan) -> None:
+    """Say on stderr what a user's plan gets wrong, if anything: it is drawn all the same."""
+    from ringcoll.launch import Launch
+    from ringcoll.verifier.prover import prove_launch
+
+    try:
+        prove_launch(plan, Launch())
+    except PlanError as error:
+        print(f"ringcoll {command}: no call runs this plan: {error}", file=sys.stderr)
 
 
 def bold(text: str) -> str:

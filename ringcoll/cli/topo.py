@@ -13,7 +13,14 @@ from ringcoll.algorithms import build as build_plan
 from ringcoll.algorithms import name_of
 from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import typed
-from ringcoll.cli.output import check_target, progress, say_written, write_json, write_text
+from ringcoll.cli.output import (
+    check_target,
+    progress,
+    say_unproven,
+    say_written,
+    write_json,
+    write_text,
+)
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.model.fastest import best_slices
 from ringcoll.model.machine import format_gain, machine_links, times_as_long
@@ -249,7 +256,10 @@ def _timed(names: str, system: System, gpus: Sequence[Gpu]) -> Iterator[dict[str
         collective = "all_reduce"
         if callable(algorithm):
             collective = algorithm(count).collective.name
-        clock = Clock(build_plan(collective, algorithm, count), links)
+        plan = build_plan(collective, algorithm, count)
+        if callable(algorithm):
+            say_unproven("topo", plan)
+        clock = Clock(plan, links)
         slices, seconds = best_slices(clock, _TIMED_BYTES, only_powers=True)
         yield {
             "collective": collective,

@@ -205,10 +205,11 @@ def _keep(found: Tuned, args: argparse.Namespace) -> None:
         print(f"ringcoll: no entries of {path} stay: {why}", file=sys.stderr)
     entries = sorted((*found.entries, *kept), key=_place)
     text = as_json(found.machine, about(_command(args)), entries)
+    # First: who reads the rows may close the pipe.
+    write_table(path, text, private=args.out is None)
     print(f"{'collective':<15}{'bytes':>10}  {'memory':<7}{'measured':>10}{'predicted':>11}  runs")
     for entry in sorted(found.entries, key=_place):
         print(_line(entry))
-    write_table(path, text, private=args.out is None)
     say_written(str(path))
     if kept:
         print(f"ringcoll: {len(kept)} entries of earlier runs stay in it", file=sys.stderr)

@@ -109,11 +109,11 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
             raise ArgumentTypeError(f"{where}: nbytes={nbytes!r}, wanted an integer, as 1 << 20")
         if nbytes < 0:
             raise ArgumentError(f"{where}: nbytes={nbytes}: at least 0")
-        if collective not in COLLECTIVES or collective == "send":
+        legal = [name for name in COLLECTIVES if name != "send"]
+        if collective not in legal:
             raise ArgumentError(
-                f"{where}: collective={collective!r}: one of "
-                f"{', '.join(name for name in COLLECTIVES if name != 'send')}"
-                f"{did_you_mean(str(collective), COLLECTIVES)}"
+                f"{where}: collective={collective!r}: one of {', '.join(legal)}"
+                f"{did_you_mean(str(collective), legal)}"
             )
         return self._state.explain(collective, int(nbytes))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -175,6 +178,17 @@ def test_words_that_make_no_sense_are_refused(words, message, capsys, monkeypatc
     given = words if "--ranks" in words else [*words, "--member", "2"]
     assert main(["tune", *given]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_table_is_there_although_nobody_reads_the_rows(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    words = "tune --ranks 2 --device cpu --collectives all_reduce --max 4K --factor 4 --seconds 0.1"
+    path = tmp_path / "table.json"
+    command = [sys.executable, "-m", "ringcoll", *words.split(), "--out", str(path)]
+    subprocess.run(command, stdout=write, stderr=subprocess.DEVNULL, check=False)
+    os.close(write)
+    assert json.loads(path.read_text())["entries"]
 
 
 def test_the_command_writes_a_table_that_the_next_init_takes(tmp_path, monkeypatch, capfd):

@@ -66,6 +66,15 @@ def test_explain_takes_it(capsys):
     assert "  star.py:star: at least" in out, "it stands among those that the model compares"
 
 
+@pytest.mark.parametrize(
+    "words", ["explain all_reduce", "model all_reduce", "topo --preset dgx-h100"]
+)
+def test_a_plan_that_no_call_runs_is_drawn_and_said_to_be_wrong(capsys, words):
+    status, out, err = run(capsys, f"{words} --algorithm star.py:twice")
+    assert status == 0 and "star.py:twice" in out
+    assert f"ringcoll {words.split()[0]}: no call runs this plan: all_reduce of " in err
+
+
 def test_model_takes_it_beside_ours(capsys):
     words = "model all_reduce --bytes 1M --algorithm ring,star.py:star"
     status, out, err = run(capsys, f"{words} --slices 1 --json -")

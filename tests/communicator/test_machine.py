@@ -395,6 +395,12 @@ def test_explain_and_the_text_of_a_topology(file):
     assert "machine: dgx1-v100" in hops and "ring and chain" not in hops
 
 
+def test_explain_suggests_only_what_it_explains():
+    (comm,) = ringcoll.init_all(1, device="cpu")
+    with comm, pytest.raises(ArgumentError, match=r"'send': one of all_reduce, .*barrier$"):
+        comm.explain("send", 64)
+
+
 def test_explain_says_which_rings_channels_take(file):
     def work(comm):
         return comm.explain("broadcast", 1 << 24)
