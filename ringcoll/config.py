@@ -132,7 +132,7 @@ class Settings:
         device: "cpu", "cuda" or "auto".
         transport: how GPU ranks reach each other: "p2p", or "host" for pinned host memory; left
             out, "p2p" where every pair of devices can.
-        cache_dir: where proofs, measurements and compiled kernels are kept.
+        cache_dir: where detected machines, measurements and compiled kernels are kept.
         debug: True logs on logger ``ringcoll``, at level DEBUG, what the ranks agreed on and what
             was chosen for each new call, and shows it on stderr where the program has configured no
             logging; "trace" keeps a record of every executed row, for tests of the library, and

@@ -213,7 +213,8 @@ OPTION_TYPES: Mapping[str, OptionType] = {
         "True, False or 'trace' (1, 0 or trace in the environment)", _debug, _read_debug
     ),
     "pace": OptionType(
-        "bytes/s > 0, (bytes/s, seconds a message), or (bytes/s, seconds a message, 'pairs')",
+        "bytes/s > 0, (bytes/s, seconds a message), or (bytes/s, seconds a message, 'pairs'); in "
+        "the environment 1e9, 1e9,1e-3 or 1e9,1e-3,pairs",
         _pace,
         _read_pace,
     ),

@@ -228,7 +228,7 @@ def test_another_debug_is_refused(wrong):
         ("RINGCOLL_SLICES", "0", "wanted an integer >= 1"),
         ("RINGCOLL_DETERMINISTIC", "maybe", "1 or 0 in the environment"),
         ("RINGCOLL_TIMEOUT", "soon", "inf in the environment"),
-        ("RINGCOLL_PACE", "1e9;0", "wanted bytes/s > 0"),
+        ("RINGCOLL_PACE", "1e9;0", "wanted bytes/s > 0.*in the environment 1e9, 1e9,1e-3 or"),
         ("RINGCOLL_ALGORITHM", "rings", "one of ring,.*; did you mean 'ring'"),
         ("RINGCOLL_TAG", "\udcff", "a word that UTF-8 can encode"),
         ("RINGCOLL_DEVICE", "GPU", "one of auto, cpu, cuda; did you mean 'cuda'"),
