@@ -201,7 +201,7 @@ def _cases(
                 clock = Clock(plan, links, window=args.window)
                 clock.graph(1)
                 if callable(algorithm):
-                    say_unproven("model", plan)
+                    say_unproven("model", plan, shown.print)
             except PlanError as error:
                 shown.print(f"{name}, {nranks} ranks: left out: {error}", file=sys.stderr)
                 continue

@@ -55,7 +55,7 @@ def say_written(target: str | None) -> None:
         print(f"wrote {target}", file=sys.stderr)
 
 
-def say_unproven(command: str, plan: Plan) -> None:
+def say_unproven(command: str, plan: Plan, show: Callable[..., None] = print) -> None:
     """Say on stderr what a user's plan gets wrong, if anything: it is drawn all the same."""
     from ringcoll.launch import Launch
     from ringcoll.verifier.prover import prove_launch
@@ -63,7 +63,7 @@ def say_unproven(command: str, plan: Plan) -> None:
     try:
         prove_launch(plan, Launch())
     except PlanError as error:
-        print(f"ringcoll {command}: no call runs this plan: {error}", file=sys.stderr)
+        show(f"ringcoll {command}: no call runs this plan: {error}", file=sys.stderr)
 
 
 def bold(text: str) -> str:

@@ -290,7 +290,7 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
 
 
 class RankThread(threading.Thread):
-    """A thread of a rank, which calls ``function(argument)``.
+    """A thread of a rank, which calls ``function(argument)``; await ``ended`` before a ``join``.
 
     Before Python 3.13 a ``join`` that a signal ends takes a thread for ended that runs on.
     """
@@ -323,6 +323,7 @@ def start_all(threads: Sequence[RankThread], abort: Callable[[int, str], None]) 
             start(thread.start, f"rank {rank} of {len(threads)}")
         for thread in threads:
             thread.ended.wait()
+            thread.join()
     except BaseException as error:
         for rank in range(len(threads)):
             abort(rank, message_of(error) or f"interrupted by {type(error).__name__}")

@@ -140,10 +140,7 @@ def _compile() -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             from torch.utils import cpp_extension
 
-            where: Any = {
-                "build_directory": folder,
-                "extra_cflags": [*_FLAGS],
-            }
+            where: Any = {"build_directory": folder, "extra_cflags": [*_FLAGS]}
             cpp_extension.load(_NAME, [str(_SOURCE)], **where)
             write_aside(path, (Path(folder) / f"{_NAME}.so").read_bytes())
     except (ImportError, RuntimeError) as error:
