@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ringcoll.algorithms import name_of
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
+from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
 from ringcoll.launch import ALL_MAPPED, Launch
@@ -53,24 +54,24 @@ def _unit(collective: str, nranks: int) -> int:
     return _DTYPE.itemsize * max(1, kind.segments("INPUT"), kind.segments("OUTPUT"))
 
 
-def explain_cpu(collective: str, nbytes: int, state: RankCalls) -> str:
+def explain_cpu(call: Call, state: RankCalls, config: Config) -> str:
     """The candidates of CPU ranks, and what runs for buffers of both kinds, in lines of text."""
-    call = call_of(collective, nbytes, state.fabric.nranks)
     titles: tuple[str, ...] = ("buffers of any kind",)
     where = "staged, without a handshake"
-    if waits_for_hellos(call, limits_of(call, state.config, state.config)):
+    if waits_for_hellos(call, limits_of(call, config, state.config)):
         titles, where = _TITLES, "by a handshake, staged where need be"
-    title = f"{collective}, {nbytes} bytes, {_ranks(state, 'CPU')}: {where}"
-    return "\n".join([title, *_on_host(call, state, titles)])
+    title = f"{call.collective}, {call.nbytes} bytes, {_ranks(state, 'CPU')}: {where}"
+    return "\n".join([title, *_on_host(call, state, config, titles)])
 
 
-def explain_pieces(call: Call, piece: Call, most: int, state: RankCalls) -> str:
+def explain_pieces(call: Call, piece: Call, most: int, state: RankCalls, config: Config) -> str:
     """How GPU ranks on several nodes carry a call, and what its first piece runs between them."""
     title = (
         f"{call.collective}, {call.nbytes} bytes, {_ranks(state, 'GPU')}; between them in pinned "
         f"host memory, in pieces of at most {most} bytes, each by:"
     )
-    return "\n".join([title, *_on_host(piece, state, (f"a piece of {piece.nbytes} bytes",))])
+    titles = (f"a piece of {piece.nbytes} bytes",)
+    return "\n".join([title, *_on_host(piece, state, config, titles)])
 
 
 def _ranks(state: RankCalls, kind: str) -> str:
@@ -81,10 +82,9 @@ def _ranks(state: RankCalls, kind: str) -> str:
     return f"{text} on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
 
 
-def _on_host(call: Call, state: RankCalls, titles: Sequence[str]) -> Iterator[str]:
+def _on_host(call: Call, state: RankCalls, config: Config, titles: Sequence[str]) -> Iterator[str]:
     """What is compared, and what runs: of the titles the first is for symmetric memory."""
-    config, machine = state.config, state.machine
-    limits = limits_of(call, config, config)
+    machine, limits = state.machine, limits_of(call, config, state.config)
     if state.topology.system is not None:
         yield from state.topology.format_use(call.collective, config.channels)
     if machine.nodes:
@@ -102,7 +102,7 @@ def _on_host(call: Call, state: RankCalls, titles: Sequence[str]) -> Iterator[st
     yield from (f"  {reason}" for reason in compared.reasons)
     for title, mapped in zip(titles, _KINDS, strict=False):
         try:
-            found = state.choice(call, state.config, mapped)
+            found = state.choice(call, config, mapped)
         except Error as error:
             yield f"{title}: refused: {error}"
             continue
@@ -127,16 +127,16 @@ def format_choice(call: Call, found: Choice, limits: Limits) -> str:
     )
 
 
-def explain_gpu(collective: str, nbytes: int, state: CudaState) -> str:
+def explain_gpu(collective: str, nbytes: int, state: CudaState, config: Config) -> str:
     """Algorithm, protocol, slices and blocks for buffers of both kinds, in lines of text.
 
     ``nbytes`` is rounded down to a whole number of float32 for each rank.
     """
-    config, machine = state.config, state.cuda.machine
+    machine = state.cuda.machine
     unit = _unit(collective, machine.nranks)
     units = nbytes // unit if collective != "barrier" else 0
     call = call_of(collective, units * unit, machine.nranks)
-    limits = limits_of(call, config, config)
+    limits = limits_of(call, config, state.config)
     prove_algorithm(call, machine.nranks, limits)
     lines = [
         f"{collective}, {nbytes} bytes (as float32), {machine.nranks} GPU ranks, "

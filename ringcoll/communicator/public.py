@@ -19,6 +19,7 @@ from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.scans import Scans
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work
+from ringcoll.config import Config, resolve
 from ringcoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -30,9 +31,9 @@ from ringcoll.errors import (
 from ringcoll.tracing import break_graphs_at, leave_alone
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
-    from ringcoll.config import Config
+    from ringcoll.communicator.call_options import CallOptions
 
 
 class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
@@ -84,7 +85,7 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
         """
         return self._state.topology
 
-    def explain(self, collective: str, nbytes: int) -> str:
+    def explain(self, collective: str, nbytes: int, **how: Unpack[CallOptions]) -> str:
         """Which algorithm a call of ``nbytes`` gets, and why.
 
         CPU ranks list the tuner's candidates. GPU ranks list algorithm, protocol, slices and CUDA
@@ -93,10 +94,11 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
         Args:
             collective: its name, such as "all_reduce".
             nbytes: bytes of the larger of its two buffers.
+            how: :class:`ringcoll.CallOptions` of the call.
 
         Raises:
-            ArgumentTypeError: ``nbytes`` is no integer.
-            ArgumentError: it is negative, or there is no such collective.
+            ArgumentTypeError: ``nbytes`` is no integer, or there is no such option.
+            ArgumentError: it is negative, there is no such collective, or an option is wrong.
 
         Example:
             >>> [comm] = ringcoll.init_all(1)
@@ -115,7 +117,10 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
                 f"{where}: collective={collective!r}: one of {', '.join(legal)}"
                 f"{did_you_mean(str(collective), legal)}"
             )
-        return self._state.explain(collective, int(nbytes))
+        options: dict[str, Any] = {**how}
+        options.pop("stream", None)  # which decides nothing
+        config = resolve(self._state.config, options.pop("config", None), options, where)
+        return self._state.explain(collective, int(nbytes), config)
 
     # -- life --------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def explain(collective, nbytes, *, alone=True, topology=NOWHERE, **options):
         topology=topology,
     )
     state.choice = types.MethodType(CudaState.choice, state)
-    return CudaState.explain(state, collective, nbytes)
+    return CudaState.explain(state, collective, nbytes, state.config)
 
 
 def chosen(name, units, mapped=ALL_MAPPED, **options):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll import ArgumentError, MachineError, MismatchError
+from ringcoll import ArgumentError, MachineError, MismatchError, UsageError
 from ringcoll.communicator.setup import machine, start
 from ringcoll.communicator.setup.machine import agree
 from ringcoll.config import starting
@@ -399,6 +399,31 @@ def test_explain_suggests_only_what_it_explains():
     (comm,) = ringcoll.init_all(1, device="cpu")
     with comm, pytest.raises(ArgumentError, match=r"'send': one of all_reduce, .*barrier$"):
         comm.explain("send", 64)
+
+
+def test_explain_takes_the_options_of_a_call():
+    """What it says of them is what the call does; ``stream`` decides nothing."""
+
+    def work(comm):
+        refusals = []
+        for how in ({"protocol": "LL"}, {"algoritm": "ring"}, {"async_op": True}):
+            with pytest.raises(UsageError) as refused:
+                comm.explain("all_reduce", 64, **how)
+            refusals.append(str(refused.value))
+        config = ringcoll.Config(algorithm="ring")
+        said = [
+            comm.explain("all_reduce", 1 << 20, algorithm="ring", stream=None),
+            comm.explain("all_reduce", 1 << 20, config=config, slices=3),
+            comm.explain("all_reduce", 64, algorithm="ring", deterministic=True),
+        ]
+        return said, refusals
+
+    (ring, sliced, ordered), refusals = ringcoll.spawn(work, 4, device="cpu")[0]
+    assert "algorithm='ring' is set" in ring
+    assert "buffers of comm.empty: ring, S = 3" in sliced
+    assert "refused: all_reduce: algorithm='ring' is not deterministic on 4 ranks" in ordered
+    assert "protocol='LL' is for GPU ranks" in refusals[0]
+    assert "did you mean 'algorithm'" in refusals[1] and "no option 'async_op'" in refusals[2]
 
 
 def test_explain_says_which_rings_channels_take(file):

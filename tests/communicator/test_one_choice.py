@@ -130,7 +130,9 @@ def test_plain_memory_is_explained_as_staged_and_then_mapped(name):
     call = call_of(name, 64 << 20, 2)
     staged, direct = state.choice(call, state.config, frozenset()).variants
     assert direct == state.choice(call, state.config, ALL_MAPPED)
-    mapped, _, plain = state.explain(name, 64 << 20).partition("buffers of plain memory:")
+    mapped, _, plain = state.explain(name, 64 << 20, state.config).partition(
+        "buffers of plain memory:"
+    )
     assert f"  {staged.algorithm} by Simple, " in plain
     assert f"registered automatically: {direct.algorithm}, S = " in plain
     assert "registered" not in mapped
@@ -158,7 +160,7 @@ def test_gpu_ranks_choose_what_explain_and_the_bench_say(name, nranks, machine):
         state = gpu_state(nranks, Config(**options), topology)
         for nbytes in (256, 1 << 20, 64 << 20) if name != "barrier" else (0,):
             call = call_of(name, nbytes, nranks)
-            said = state.explain(name, nbytes)
+            said = state.explain(name, nbytes, state.config)
             parts = said.partition("buffers of plain memory:")
             for symmetric, part in ((True, parts[0]), (False, parts[2] or parts[0])):
                 mapped = reachable(call) if symmetric else frozenset()

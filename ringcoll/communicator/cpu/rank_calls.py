@@ -275,11 +275,13 @@ class RankCalls(RankErrors):
         self._host.trim()
         self.symmetric.trim()
 
-    def explain(self, collective: str, nbytes: int) -> str:
-        """Which algorithm a call of ``nbytes`` runs, and why."""
-        from ringcoll.communicator.explaining import explain_cpu
+    def explain(self, collective: str, nbytes: int, config: Config) -> str:
+        """Which algorithm a call of ``nbytes`` with such options runs, and why."""
+        from ringcoll.communicator.explaining import call_of, explain_cpu
 
-        return explain_cpu(collective, nbytes, self)
+        call = call_of(collective, nbytes, self.fabric.nranks)
+        refuse_kernel_options(call, config, "CPU ranks", _CPU_OPTIONS)
+        return explain_cpu(call, self, config)
 
 
 class AsyncCollective(DeferredCall):

@@ -20,6 +20,7 @@ from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.cuda.inside import inside_failure, members_of, open_inside
 from ringcoll.communicator.cuda.nodes_calls import explain_across, first_piece, prepare_across
 from ringcoll.communicator.cuda.state import CudaState
+from ringcoll.communicator.explaining import call_of
 from ringcoll.communicator.failures import reason_of
 from ringcoll.communicator.rank import SCRATCH_BYTES, RankState
 from ringcoll.communicator.topology import Topology
@@ -264,9 +265,11 @@ class NodesState(RankState):
             self.symmetric.trim()
             self._host.trim()
 
-    def explain(self, collective: str, nbytes: int) -> str:
+    def explain(self, collective: str, nbytes: int, config: Config) -> str:
         """Which algorithm runs between the ranks' host memory, and how data get there."""
-        return explain_across(self, collective, nbytes)
+        call = call_of(collective, nbytes, self.fabric.nranks)
+        refuse_kernel_options(call, config, "those of several", _OPTIONS)
+        return explain_across(self, call, config)
 
     # -- errors ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.rank_calls import with_options
-from ringcoll.communicator.explaining import call_of, explain_pieces
+from ringcoll.communicator.explaining import explain_pieces
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda_nodes.executor import PIECE_BYTES, CudaNodesCall
@@ -61,14 +61,14 @@ def first_piece(call: Call, nranks: int) -> Call:
     return part_of(call, nranks, *cut(call, nranks, PIECE_BYTES)[0])
 
 
-def explain_across(state: NodesState, collective: str, nbytes: int) -> str:
+def explain_across(state: NodesState, call: Call, config: Config) -> str:
     """Which algorithm runs between the ranks' host memory, and how data get there."""
     nranks, nodes = state.fabric.nranks, max(state.fabric.nodes) + 1
-    call = call_of(collective, nbytes, nranks)
-    if not state.in_layers(call, state.config):
-        return explain_pieces(call, first_piece(call, nranks), PIECE_BYTES, state)
+    if not state.in_layers(call, config):
+        return explain_pieces(call, first_piece(call, nranks), PIECE_BYTES, state, config)
     title = (
-        f"{collective}, {nbytes} bytes, {nranks} GPU ranks on {nodes} nodes: in two layers, from "
+        f"{call.collective}, {call.nbytes} bytes, {nranks} GPU ranks on {nodes} nodes: in two "
+        f"layers, from "
         f"{measured.LAYERS_BYTES.value} bytes on"
     )
     return "\n".join([title, *state.layers.explain(call)])

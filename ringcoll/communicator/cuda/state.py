@@ -346,9 +346,9 @@ class CudaState(RankState):
             self.cuda.trim()
             self.symmetric.trim()
 
-    def explain(self, collective: str, nbytes: int) -> str:
+    def explain(self, collective: str, nbytes: int, config: Config) -> str:
         """What a call of ``nbytes`` runs, for which sizes that is chosen, and what others run."""
-        return explain_gpu(collective, nbytes, self)
+        return explain_gpu(collective, nbytes, self, config)
 
     def synchronize(self) -> None:
         """Wait for the enqueued calls; :meth:`check` raises their errors."""
