@@ -290,25 +290,31 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
 
 
 class RankThread(threading.Thread):
-    """A thread of a rank, which calls ``function(argument)``; await ``ended`` before a ``join``.
-
-    Before Python 3.13 a ``join`` that a signal ends takes a thread for ended that runs on.
-    """
+    """A thread of a rank, which calls ``function(argument)``; :meth:`await_end` joins it."""
 
     def __init__(self, function: Callable[[T], object], argument: T, name: str) -> None:
         super().__init__(target=function, args=(argument,), name=name, daemon=True)
-        self.ended = threading.Event()
+        self._over = threading.Event()
 
     def run(self) -> None:
         """Call the function."""
         try:
             super().run()
         finally:
-            self.ended.set()
+            self._over.set()
 
-    def is_running(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self.ident is not None and not self.ended.is_set()
+    def await_end(self, seconds: float | None = None) -> bool:
+        """Wait for its end, if it has begun, but no longer; whether it does not run any more.
+
+        Before Python 3.13 a ``join`` that a signal ends takes a thread for ended that runs on. So
+        only one is joined that is over.
+        """
+        if self.ident is None:
+            return True
+        over = self._over.wait(seconds)
+        if over:
+            self.join()
+        return over
 
 
 def start_all(threads: Sequence[RankThread], abort: Callable[[int, str], None]) -> None:
@@ -322,16 +328,16 @@ def start_all(threads: Sequence[RankThread], abort: Callable[[int, str], None]) 
         for rank, thread in enumerate(threads):
             start(thread.start, f"rank {rank} of {len(threads)}")
         for thread in threads:
-            thread.ended.wait()
-            thread.join()
+            thread.await_end()
     except BaseException as error:
         for rank in range(len(threads)):
             abort(rank, message_of(error) or f"interrupted by {type(error).__name__}")
         late = math.inf if isinstance(error, MachineError) else time.monotonic() + _ENDING
-        alive = [thread for thread in threads if thread.is_running()]  # one was perhaps starting
-        for thread in alive:
-            thread.ended.wait(None if late == math.inf else max(0.0, late - time.monotonic()))
-        running = [rank for rank, thread in enumerate(threads) if thread.is_running()]
+        running = [
+            rank
+            for rank, thread in enumerate(threads)
+            if not thread.await_end(None if late == math.inf else max(0.0, late - time.monotonic()))
+        ]
         if running and type(error) is KeyboardInterrupt:
             places = ", ".join(f"rank {rank} at {_place(threads[rank])}" for rank in running)
             error.args = (
