@@ -306,20 +306,23 @@ def refuse_kernel_options(
     call: Call, config: Config, ranks: str, taken: Mapping[str, str | None]
 ) -> None:
     """Refuse options of kernels but those that are ``taken``: the host of ``ranks`` moves data."""
-    for option, value in taken.items():
-        given = getattr(config, option)
-        if given not in (None, value):
-            remedy = "leave it out" if value is None else f"{ranks} take {value!r}, or leave it out"
-            raise ArgumentError(
-                f"{call.collective} on rank {call.rank}: {option}={given!r} is for GPU ranks of "
-                f"one node; {remedy}"
-            )
+    for option in _not_taken(config, taken):
+        given, value = getattr(config, option), taken[option]
+        remedy = "leave it out" if value is None else f"{ranks} take {value!r}, or leave it out"
+        raise ArgumentError(
+            f"{call.collective} on rank {call.rank}: {option}={given!r} is for GPU ranks of "
+            f"one node; {remedy}"
+        )
 
 
 def without_kernel_options(config: Config) -> Config:
     """Options without those of kernels that CPU ranks refuse."""
-    refused = {name: None for name, value in _CPU_OPTIONS.items() if getattr(config, name) != value}
-    return replace(config, **refused)
+    return replace(config, **dict.fromkeys(_not_taken(config, _CPU_OPTIONS)))
+
+
+def _not_taken(config: Config, taken: Mapping[str, str | None]) -> list[str]:
+    """The options of kernels that are set to another value than the one that is taken."""
+    return [name for name, value in taken.items() if getattr(config, name) not in (None, value)]
 
 
 def with_options(call: Call, config: Config) -> Call:

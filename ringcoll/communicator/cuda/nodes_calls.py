@@ -68,7 +68,6 @@ def explain_across(state: NodesState, call: Call, config: Config) -> str:
         return explain_pieces(call, first_piece(call, nranks), PIECE_BYTES, state, config)
     title = (
         f"{call.collective}, {call.nbytes} bytes, {nranks} GPU ranks on {nodes} nodes: in two "
-        f"layers, from "
-        f"{measured.LAYERS_BYTES.value} bytes on"
+        f"layers, from {measured.LAYERS_BYTES.value} bytes on"
     )
     return "\n".join([title, *state.layers.explain(call)])
