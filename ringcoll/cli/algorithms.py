@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from ringcoll.algorithms import ALGORITHMS, Builder, build
 from ringcoll.algorithms.load import is_own, load
-from ringcoll.cli.output import bold
+from ringcoll.cli.output import bold, say_unproven
 from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.model.explain import LEGEND, space_time
 from ringcoll.model.links import Links
@@ -49,7 +49,9 @@ def main(args: argparse.Namespace) -> int:
     if is_own(args.collective):
         builder = load(args.collective)
         drawn = {args.collective: builder}
-        collective = builder(args.ranks or 4).collective.name
+        plan = builder(args.ranks or 4)
+        collective = plan.collective.name
+        say_unproven("algorithms", plan)
     else:
         collective, drawn = args.collective, dict(_builders(args.collective))
     nranks = args.ranks or (2 if collective == "send" else 4)

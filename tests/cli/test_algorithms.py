@@ -67,10 +67,16 @@ def test_explain_takes_it(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", ["explain all_reduce", "model all_reduce", "topo --preset dgx-h100"]
+    "words",
+    [
+        "algorithms star.py:twice",
+        "explain all_reduce --algorithm star.py:twice",
+        "model all_reduce --algorithm star.py:twice",
+        "topo --preset dgx-h100 --algorithm star.py:twice",
+    ],
 )
 def test_a_plan_that_no_call_runs_is_drawn_and_said_to_be_wrong(capsys, words):
-    status, out, err = run(capsys, f"{words} --algorithm star.py:twice")
+    status, out, err = run(capsys, words)
     assert status == 0 and "star.py:twice" in out
     assert f"ringcoll {words.split()[0]}: no call runs this plan: all_reduce of " in err
 
