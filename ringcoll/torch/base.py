@@ -29,7 +29,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
     _store: Any
 
     def __init__(self, rank: int, size: int) -> None:
-        self._bridged = bridge.start(self, rank, size)
+        self._start_in_bridge = bridge.start(self, rank, size)
 
     def rank(self) -> int:
         """This rank in the group."""

@@ -1,11 +1,11 @@
-"""The bridge from torch to a group: all_reduces on GPUs without Python, buckets of DDP above all.
+"""The bridge from torch to a group: all_reduces on GPUs by C++, buckets of DDP above all.
 
 DDP calls a group from C++. For a group written in Python torch converts the arguments, calls the
 method, and asks the Work that this returns for its future by another call. In a backward pass all
 of that code has left the processor's caches: a group of CPU ranks that did nothing cost the host
 145 µs a bucket so, and 61 by a bridge that calls one method, where torch's own group in C++ that
 does nothing cost 82 (``cpu_buckets_2.json``). An all_reduce by LL or LL128 that is like an earlier
-one needs no method at all: C++ reads the words that say so.
+one needs no method but for the addresses of a new tensor: C++ reads the words that say so.
 
 The bridge is a C++ extension of torch, ``bridge.cpp`` with its headers, and no group needs it. It
 is compiled by choice, for one release of torch and of Python; processes that begin after that use

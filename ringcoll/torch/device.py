@@ -57,9 +57,9 @@ class Device:
         self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
-        self.bridged = self._bridged()
+        self.bridged = self._parts_of_bridge()
 
-    def _bridged(self) -> Bridged | None:
+    def _parts_of_bridge(self) -> Bridged | None:
         path, side = self._fast_path, self.async_stream
         if path is None:
             return None

@@ -54,8 +54,8 @@ class TensorCollectives(GroupBase):
         op: Any = None,
     ) -> Any:
         """Reduce every rank's tensor elementwise, in place."""
-        if self._bridged is not None:
-            work = self._bridged(self, tensors, opts)
+        if self._start_in_bridge is not None:
+            work = self._start_in_bridge(self, tensors, opts)
             if work is not None:
                 return work
         if type(opts) is not AllreduceOptions:

@@ -96,7 +96,7 @@ class Rank:
         ):
             self.device = Device(comm, 0, group._failed)
         self.device.ordinal = -1
-        self.device.bridged = self.device._bridged()
+        self.device.bridged = self.device._parts_of_bridge()
         self.device._streams.own.add(MAIN)
         self.kept: list[Any] = []
         mock.patch.object(self.device, "keep", self.kept.append).start()

@@ -1,4 +1,4 @@
-"""All_reduces that are like an earlier one, which the bridge enqueues without Python."""
+"""All_reduces that are like an earlier one, which the bridge enqueues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ at, options = x.data_ptr(), dist.AllreduceOptions()
 def made(asynchronous, tensor=x, op=dist.ReduceOp.SUM):
     options.asyncOp, options.reduceOp = asynchronous, op
     noted.clear()
-    return group._bridged(group, [tensor], options)
+    return group._start_in_bridge(group, [tensor], options)
 
 def tried(tensor):
     made(False, tensor)
@@ -45,7 +45,7 @@ plain, aside = [(MAIN, at, at, 0, 0)], [*ordered, (SIDE, at, at, 0, 0)]
 END = "group._device = None\ndist.destroy_process_group()\n"
 
 
-def test_an_all_reduce_like_an_earlier_one_is_enqueued_without_python(two):
+def test_an_all_reduce_like_an_earlier_one_is_enqueued_by_it(two):
     code = """
 work = made(False)
 assert noted == plain and fake.errors.last is call and fake.fabric.entered == 1
@@ -97,7 +97,7 @@ for where, name, value in slow:
         assert tried(x) == [], name
 with patch.object(fake.here, "get", lambda: 1):
     assert not fake.path.launch(call, MAIN, (at, at, 0, 0))
-    with patch.object(fake.device, "bridged", fake.device._bridged()):
+    with patch.object(fake.device, "bridged", fake.device._parts_of_bridge()):
         assert tried(x) == [], "another device is current"
 fake.report[0] = 1
 assert not fake.path.launch(call, MAIN, (at, at, 0, 0)) and tried(x) == []
@@ -124,7 +124,7 @@ whole = torch.zeros(9)
 assert whole.data_ptr() % 8 == 0
 assert tried(whole[1:]) == [], "it begins at half a word"
 for given in (((x,), options), ([x, x], options), ([1], options), ([x], None), (x, options)):
-    assert group._bridged(group, *given) is None and noted == [], given
+    assert group._start_in_bridge(group, *given) is None and noted == [], given
 assert fake.failed == [] and made(False) is not None and noted == plain
 simple, asked = torch.zeros(6), []
 fake.keep(simple, any_class=False)
@@ -162,6 +162,26 @@ with ThreadPoolExecutor(1) as other:
     assert other.submit(fake.state.lock.acquire, blocking=False).result(), "it was released"
 with pytest.raises(dist.DistBackendError, match="out of step"):
     dist.all_reduce(x)
+"""
+    two(KEPT + code + END)
+
+
+def test_an_error_behind_the_launch_is_the_groups_and_keeps_the_tensor(two):
+    code = """
+fake.order.settled = SIDE
+# A stream of a kind of device that this torch does not have: no event can mark the end there.
+fake.device.bridged = fake.device.bridged._replace(stream_id=(0, 0, 12))
+errors = os.dup(2)
+with open(sys.argv[2] + str(rank), "w+") as said:
+    os.dup2(said.fileno(), 2)
+    try:
+        with pytest.raises(dist.DistBackendError, match="not linked with support for xpu"):
+            made(True)
+    finally:
+        os.dup2(errors, 2)
+    said.seek(0)
+    assert "memory of an all_reduce that nobody has waited for" in said.read()
+assert noted == aside and isinstance(group._failure, RuntimeError)
 """
     two(KEPT + code + END)
 
