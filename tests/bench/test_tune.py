@@ -186,7 +186,8 @@ def test_the_table_is_there_although_nobody_reads_the_rows(tmp_path):
     words = "tune --ranks 2 --device cpu --collectives all_reduce --max 4K --factor 4 --seconds 0.1"
     path = tmp_path / "table.json"
     command = [sys.executable, "-m", "ringcoll", *words.split(), "--out", str(path)]
-    subprocess.run(command, stdout=write, stderr=subprocess.DEVNULL, check=False)
+    at_once = {**os.environ, "PYTHONUNBUFFERED": "1"}  # the first row already is in vain
+    subprocess.run(command, stdout=write, stderr=subprocess.DEVNULL, env=at_once, check=False)
     os.close(write)
     assert json.loads(path.read_text())["entries"]
 

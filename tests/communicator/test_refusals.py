@@ -308,7 +308,9 @@ def test_ctrl_c_names_the_ranks_that_have_not_returned(stuck):
     release = threading.Event()
 
     def work(comm):
+        comm.barrier()
         if comm.rank == stuck:
+            time.sleep(0.2)  # all have started, and the main thread waits for the first of them
             os.kill(os.getpid(), signal.SIGINT)
             release.wait(30)
             return
