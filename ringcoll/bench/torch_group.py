@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from ringcoll.errors import MachineError
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
+
+_CLOSING = 0.2  # seconds; the kernel may end a process's connections before it gives up its locks
 
 
 def join(comm: Communicator, dist: Any, backend: str, **options: Any) -> None:
@@ -82,10 +85,25 @@ def _leave(dist: Any, lock: int, files: Sequence[str]) -> None:
     finally:
         # Both of two ranks that still shared it would be refused.
         fcntl.flock(lock, fcntl.LOCK_UN)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_last(lock):
             _remove(files)
         os.close(lock)
+
+
+def _is_last(lock: int) -> bool:
+    """Whether no other rank holds the lock, a killed one aside whose files are being closed."""
+    late = time.monotonic() + _CLOSING
+    while not (mine := _gets(lock)) and time.monotonic() < late:
+        time.sleep(1e-3)
+    return mine
+
+
+def _gets(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove(files: Sequence[str]) -> None:
