@@ -170,7 +170,10 @@ def short(gpus) -> dict:
 
     with begin() as comm:
         for name, (place, call) in calls.items():
-            child, started = comm.split(0), time.monotonic()
+            child = comm.split(0)
+            comm.barrier()  # a rank still in split() would meet there what goes wrong in the child
+            comm.synchronize()
+            started = time.monotonic()
             seen[name] = lacking(comm, place, partial(finished, child, call, child))
             seen[f"{name}, seconds"] = time.monotonic() - started
             error_of(child.close)
