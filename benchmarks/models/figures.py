@@ -60,6 +60,7 @@ def rows_of(
                     "step_ms": round(seconds * 1e3, 3),
                     "step_ms_min": round(min(slowest[way]) * 1e3, 3),
                     "step_ms_max": round(max(slowest[way]) * 1e3, 3),
+                    "rounds_ms": [round(seconds * 1e3, 3) for seconds in slowest[way]],
                     "alone_ms": round(alone * 1e3, 3),
                     "not_hidden": round(1 - alone / seconds, 4),
                     "unit": unit,
@@ -80,8 +81,9 @@ def compare(rows: Iterable[Row], peer: str) -> None:
     """Add to each row what it is beside others.
 
     ``efficiency`` is its rate over that of one rank times the ranks; ``of_peer`` its step over the
-    peer's, by FSDP2 if it is by that; ``loss_differs`` the largest difference of a loss to the
-    peer's, over its first loss.
+    peer's, by FSDP2 if it is by that, as the median of the rounds, whose two steps a loaded host
+    delays alike; ``of_peer_error`` the standard error of that median, from the rounds' quartiles;
+    ``loss_differs`` the largest difference of a loss to the peer's, over its first loss.
     """
     found = {(row["model"], row["batch"], row["way"], row["ranks"]): row for row in rows}
     for (model, batch, way, ranks), row in found.items():
@@ -91,9 +93,20 @@ def compare(rows: Iterable[Row], peer: str) -> None:
         if single is not None:
             row["efficiency"] = round(row["per_second"] / (single["per_second"] * ranks), 4)
         if other is not None:
-            row["of_peer"] = round(row["step_ms"] / other["step_ms"], 4)
+            ratios = [a / b for a, b in zip(row["rounds_ms"], other["rounds_ms"], strict=False)]
+            row["of_peer"] = round(statistics.median(ratios), 4)
+            if len(ratios) > 1:
+                row["of_peer_error"] = round(_error_of_median(ratios), 4)
             pairs = zip(row["curve"], other["curve"], strict=True)
             row["loss_differs"] = max(abs(a - b) for a, b in pairs) / abs(other["curve"][0])
+
+
+def _error_of_median(values: Sequence[float]) -> float:
+    """The standard error of a median of normal values: 1.253 sigma / sqrt(n), with sigma as their
+    interquartile range / 1.349; of a few that lie far off it knows nothing.
+    """
+    low, _, high = statistics.quantiles(values, n=4)
+    return float(1.253 / 1.349 * (high - low) / len(values) ** 0.5)
 
 
 def repeated(
@@ -144,13 +157,14 @@ def table(rows: Sequence[Row]) -> str:
         return "\n".join(lines)
     lines = [
         f"{'model':<9} {'batch':>5} {'ranks':>5} {'way':<14} {'ms a step':>9} {'a second':>15} "
-        f"{'of peer':>8} {'efficiency':>10} {'not hidden':>10} {'loss differs':>12}"
+        f"{'of peer':>8} {'error':>6} {'efficiency':>10} {'not hidden':>10} {'loss differs':>12}"
     ]
     for row in rows:
         rate = f"{row['per_second']:.0f} {row['unit']}"
         lines.append(
             f"{row['model']:<9} {row['batch']:>5} {row['ranks']:>5} {row['way']:<14} "
             f"{row['step_ms']:>9.2f} {rate:>15} {_cell(row, 'of_peer', '8.3f')} "
+            f"{_cell(row, 'of_peer_error', '6.3f')} "
             f"{_cell(row, 'efficiency', '10.3f')} {row['not_hidden']:>10.1%} "
             f"{_cell(row, 'loss_differs', '12.1e')}"
             f"{'' if row['replicas_equal'] else '  REPLICAS DIFFER'}"

@@ -81,8 +81,9 @@ def measure(link: Link | Lines, plan: Plan) -> None:
             else partial(trained.step, synchronized=way != ALONE)
             for way, trained in replicas.items()
         }
-        for _ in range(plan.rounds):
-            for way, step in steps.items():
+        for turn in range(plan.rounds):
+            order = [*steps.items()]
+            for way, step in order[:: -1 if turn % 2 else 1]:  # what follows what matters
                 seconds = _timed(link, device, step, plan.steps)
                 link.send({"case": case, "way": way, "seconds": seconds})
         for way in plan.ways if plan.graphs else ():

@@ -42,8 +42,23 @@ def test_rows():
     assert last["per_second"] == 6.4
     assert last["efficiency"] == 0.8
     assert last["of_peer"] == 0.625
+    assert last["rounds_ms"] == [2500, 1250, 1250] and last["of_peer_error"] == 0
     assert last["loss_differs"] == 0.125
     assert last["replicas_equal"]
+
+
+def test_rounds_are_compared_with_the_peers_own():
+    """A host that is slow for a while delays both ways; only what differs in a round counts."""
+    curve = {way: [1.0] for way in WAYS}
+    heard = list(said(2, {"peer": 1.0, "ringcoll": 1.0, ALONE: 1.0}, curve))[:2]
+    for peer, ours in ((1.0, 1.1), (3.0, 3.6), (2.0, 2.2), (4.0, 3.6)):
+        for way, seconds in (("peer", peer), ("ringcoll", ours), (ALONE, 1.0)):
+            heard.append({"case": 0, "way": way, "seconds": [seconds, 0.5]})
+    rows = rows_of(CASES, WAYS, 2, UNITS, heard)
+    compare(rows, "peer")
+    assert rows[1]["of_peer"] == 1.1  # the medians of both are 2.9 and 2.5
+    assert 0.03 < rows[1]["of_peer_error"] < 0.2
+    assert "1.100" in table(rows)
 
 
 def test_tokens_are_counted_and_replicas_that_differ_are_shown():
