@@ -83,6 +83,7 @@ def test_what_is_missing_is_said_in_a_sentence(machine, capsys, here, asked, sai
         "gpu.bars",
         "gpu.buckets",
         "gpu.campaign",
+        "gpu.ddp_buckets",
         "gpu.deterministic",
         "gpu.first_calls",
         "gpu.host_calls",

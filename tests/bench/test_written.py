@@ -18,6 +18,7 @@ from benchmarks.gpu import (
     buckets,
     campaign,
     command,
+    ddp_buckets,
     deterministic,
     first_calls,
     host_calls,
@@ -142,6 +143,10 @@ BENCHMARKS = {
     ),
     "gpu.overlap": (lambda patch: no_ranks(patch, overlap), "gpu_overlap_2.json"),
     "gpu.buckets": (lambda patch: no_ranks(patch, buckets, command), "gpu_buckets_2.json"),
+    "gpu.ddp_buckets": (
+        lambda patch: no_ranks(patch, ddp_buckets, command),
+        "gpu_ddp_buckets_2.json",
+    ),
     "gpu.campaign": (lambda patch: no_ranks(patch, campaign), "gpu_campaign_2.json"),
     "gpu.first_calls": (
         lambda patch: no_ranks(patch, first_calls, command),

@@ -125,6 +125,20 @@ def test_buckets_of_every_group_are_timed_and_compared(tmp_path):
     assert written["errors"] == {} and written["machine"]["device"] == "cpu"
 
 
+def test_buckets_of_ddp_are_timed_and_their_gradients_compared(tmp_path):
+    words = ["--device", "cpu", "--steps", "4", "--out", str(tmp_path)]
+    nowhere = str(tmp_path / "no bridge")
+    found = run(tmp_path, "gpu.ddp_buckets", *words, RINGCOLL_CACHE_DIR=nowhere)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.splitlines()[-1] == "wrong elements: 0"
+    written = json.loads((tmp_path / "cpu_ddp_buckets_2.json").read_text())
+    rows = {row["name"]: row for row in written["rows"]}
+    assert [*rows] == ["Python, no communication", "gloo, group", "ringcoll, group"]
+    assert all(row["buckets"] == 24 for row in rows.values())
+    assert all(row["bucket_us"] >= row["bucket_us_p5"] for row in rows.values())
+    assert written["errors"] == {}
+
+
 @pytest.mark.parametrize("name", ["training", "torch_calls"])
 def test_a_missing_gpu_is_said_at_once(name, tmp_path):
     found = run(tmp_path, name, CUDA_VISIBLE_DEVICES="")
