@@ -148,11 +148,16 @@ def training_table(*names: str) -> tuple[str, Rows]:
 def torch_table(name: str) -> tuple[str, Rows]:
     """What a call of torch.distributed costs the host."""
     found = record(name)
-    heads = ["NCCL", "ringcoll", "a Python group that does nothing", "ringcoll's communicator"]
-    rows = [["host µs", *heads]]
+    heads = {
+        "nccl": "NCCL",
+        "ringcoll": "ringcoll",
+        "ringcoll, bridge": "by the bridge",
+        "idle": "a Python group that does nothing",
+        "communicator": "ringcoll's communicator",
+    }
+    rows = [["host µs", *heads.values()]]
     for what in ("all_reduce", "all_reduce async and wait"):
-        groups = "nccl", "ringcoll", "idle", "communicator"
-        cells = [f"{found['us a call'][f'{group} {what}']:.1f}" for group in groups]
+        cells = [f"{found['us a call'][f'{group} {what}']:.1f}" for group in heads]
         rows.append([f"{what}, {format_bytes(found['bytes'])}", *cells])
     return _source(found), rows
 
