@@ -34,6 +34,20 @@ def busy(cupy, seconds: float = 0.02) -> None:
     kernel((1,), (1,), (np.int64(seconds * 1.5e9),))
 
 
+def hold(cupy, cupyx, seconds: float = 10.0):
+    """Hold up the current stream until the host stores 1 in what is returned, or for so long."""
+    kernel = cupy.RawKernel(
+        r"""extern "C" __global__ void hold(volatile int* flag, long long cycles) {
+            long long start = clock64();
+            while (*flag == 0 && clock64() - start < cycles) {}
+        }""",
+        "hold",
+    )
+    flag = cupyx.zeros_pinned(1, "int32")
+    kernel((1,), (1,), (flag.ctypes.data, np.int64(seconds * 1.5e9)))
+    return flag
+
+
 @pytest.mark.parametrize("nranks", [1, 2, 4])
 def test_a_thread_for_each_rank(nranks):
     todo = [case for case in CASES if case.root < nranks]
@@ -129,20 +143,23 @@ def test_streams_that_are_gone():
 
 def test_work_orders_the_current_stream():
     def work(comm):
+        import cupyx
+
         cupy = comm.xp
         with on(comm):
             first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
             x, y = comm.empty(70_000, "float32"), cupy.zeros(70_000, "float32")
-            # Kernels are compiled before the clock of the long one runs.
-            busy(cupy)
+            # Kernels are loaded before one waits for the host: loading may wait for that.
+            hold(cupy, cupyx)[0] = 1
             x.fill(0)
             comm.all_reduce(x)
             comm.synchronize()
             with first:
-                busy(cupy, 0.5)
+                held = hold(cupy, cupyx)
                 x.fill(comm.rank + 1)
                 started = comm.all_reduce(x, async_op=True)
             early = started.done()
+            held[0] = 1
             with second:
                 started.wait()
                 y[...] = x
