@@ -174,7 +174,10 @@ private:
             c10::ListType::create(c10::TensorType::get()), std::move(devices));
         const Unlocked unlocked;
         const c10::OptionalStreamGuard on(stream_);  // its event is of the current stream
-        made->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor_}));
+        // It would look for tensors in the value, by a hash table of it.
+        std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory{
+            tensor_.storage().getWeakStorageImpl()};
+        made->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor_}), std::move(memory));
         return made;
     }
 
