@@ -9,8 +9,8 @@
 
 One process a GPU, which this command starts, for each number of ranks anew. Models compute in
 bfloat16 on synthetic data. Every way begins with the same weights and sees the same batches: first
-some steps whose losses are compared, then rounds that are timed, the ways in turns and every second
-round in the other order. The slowest rank counts, and the median of the rounds; beside the peer the
+some steps whose losses are compared, then rounds that are timed, the ways in turns, each round in
+an order of its own. The slowest rank counts, and the median of the rounds; beside the peer the
 median of each round's own comparison, with its standard error. What communication costs beyond what
 hides behind the backward pass is the difference to steps of DDP that do not communicate, timed in
 the same turns.

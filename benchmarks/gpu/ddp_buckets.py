@@ -6,18 +6,20 @@
         [--seconds 45] [--commit HASH] [--out FOLDER]
 
 One process a GPU. A model of 24 layers, each a bucket of 256 KiB of float32, is trained by DDP in a
-replica for each group; the replicas take their steps in turns, every second time in the other
-order. The host's time of a backward pass, less that of the same model without DDP in that turn,
-over the buckets, is what one costs: DDP's own part, the call of the group, the future of its work,
+replica for each group; the replicas take their steps in turns, each time in an order of its own.
+The host's time of a backward pass, less that of the same model without DDP in that turn, over the
+buckets, is what one costs: DDP's own part, the call of the group, the future of its work,
 and waiting for that at the end. A Python group that does nothing is the least that a Python group
 costs; where ``python -m ringcoll.torch.bridge`` has compiled it, the Python group and, on GPUs,
-ringcoll's are timed by the bridge too. Figures are medians, ``_p5`` the 5th percentile; the slowest
-rank counts. After the steps all gradients are compared with those by torch's own backend.
+ringcoll's are timed by the bridge too. Figures are medians, ``_p5`` is the difference of the 5th
+percentiles; the slowest rank counts. After the steps all gradients are compared with those by
+torch's own backend.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import tempfile
 import time
@@ -34,8 +36,8 @@ __all__ = ["main", "table", "work"]
 WIDTH, LAYERS = 256, 24
 """A layer has one weight, of WIDTH x WIDTH elements."""
 MIB = WIDTH * WIDTH * 4 / (1 << 20)
-WARM = 8
-"""Steps before those that count: DDP has rebuilt its buckets then, and has warmed up."""
+WARM = 12
+"""Steps before those that count: DDP has rebuilt its buckets then, and times no more steps."""
 BARE = "no DDP"
 FIGURES = ("bucket_us", "bucket_us_p5")
 
@@ -79,20 +81,22 @@ def groups_of(link: Link, where: Any, peer: Any) -> dict[str, Any]:
     return groups
 
 
-def times(replicas: Mapping[str, Any], where: Any, rank: int, steps: int) -> dict[str, list[float]]:
+def times(
+    replicas: Mapping[str, Any], where: Any, link: Link, steps: int
+) -> dict[str, list[float]]:
     """Seconds of the host in each backward pass that counts, by replica."""
     import torch
 
+    # CPU ranks wait for each other in the pass, which is to be no lateness from before it.
+    settle = torch.cuda.synchronize if where.type == "cuda" else link.barrier
     found: dict[str, list[float]] = {name: [] for name in replicas}
     for step in range(WARM + steps):
-        order = [*replicas.items()]
-        for name, replica in order[:: -1 if step % 2 else 1]:
+        for name, replica in random.Random(step).sample([*replicas.items()], len(replicas)):
             replica.zero_grad()
-            x = torch.full((8, WIDTH), rank + step % 7 + 1.0, device=where)
+            x = torch.full((8, WIDTH), link.rank + step % 7 + 1.0, device=where)
             x[:, ::3] = 0.5
             loss = replica(x).square().sum()
-            if where.type == "cuda":
-                torch.cuda.synchronize()
+            settle()
             began = time.perf_counter()
             loss.backward()
             if step >= WARM:
@@ -129,7 +133,7 @@ def work(link: Link, store: str, device: str, steps: int) -> None:
         for name, group in groups.items()
     }
     replicas[BARE] = model(where)
-    found = times(replicas, where, link.rank, steps)
+    found = times(replicas, where, link, steps)
     gradients = {
         name: torch.cat([weight.grad.flatten() for weight in replica.parameters()])
         for name, replica in replicas.items()
@@ -138,10 +142,8 @@ def work(link: Link, store: str, device: str, steps: int) -> None:
     near = {"rtol": 1e-4, "atol": 1e-6 * float(right.abs().max())}  # sums of another order
     for name in groups:
         sizes = replicas[name]._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
-        spent = sorted(
-            (ours - bare) / len(sizes) * 1e6
-            for ours, bare in zip(found[name], found[BARE], strict=True)
-        )
+        spent = [ours - bare for ours, bare in zip(found[name], found[BARE], strict=True)]
+        early, bare = (sorted(found[each])[steps // 20] for each in (name, BARE))
         wrong = int((~torch.isclose(gradients[name], right, **near)).sum())
         link.send(
             {
@@ -149,8 +151,8 @@ def work(link: Link, store: str, device: str, steps: int) -> None:
                 "bytes": 4 * WIDTH * WIDTH,
                 "buckets": len(sizes),
                 "wrong": 0 if name.startswith(IDLE) else wrong,
-                "bucket_us": statistics.median(spent),
-                "bucket_us_p5": spent[len(spent) // 20],
+                "bucket_us": statistics.median(spent) / len(sizes) * 1e6,
+                "bucket_us_p5": (early - bare) / len(sizes) * 1e6,
             }
         )
     link.barrier()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,8 +83,8 @@ def measure(link: Link | Lines, plan: Plan) -> None:
             for way, trained in replicas.items()
         }
         for turn in range(plan.rounds):
-            order = [*steps.items()]
-            for way, step in order[:: -1 if turn % 2 else 1]:  # what follows what matters
+            # In an order of its own, the same on all ranks: what a way comes after matters.
+            for way, step in random.Random(turn).sample([*steps.items()], len(steps)):
                 seconds = _timed(link, device, step, plan.steps)
                 link.send({"case": case, "way": way, "seconds": seconds})
         for way in plan.ways if plan.graphs else ():

@@ -170,6 +170,7 @@ def _machine(name: str, kernels: Path, *flags: str) -> Path:
 def compile_all(texts: Iterable[str], kernels: Path = KERNELS) -> None:
     """Compile ahead what :func:`library` will return, on all cores."""
     missing = by_head(text for text in texts if (text, kernels) not in _compiled)
+    folder()  # which threads that made it at once would make twice
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(_compile, missing, itertools.repeat(kernels)))
 
