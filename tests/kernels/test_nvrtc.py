@@ -1,6 +1,9 @@
-"""The kernels' arithmetic compiles for GPUs, and nothing in it is fused, flushed or approximate."""
+"""What NVRTC makes of the kernels: nothing is fused, flushed, approximate or stored in pieces."""
 
 from __future__ import annotations
+
+import re
+from collections import Counter
 
 import pytest
 
@@ -33,10 +36,10 @@ def source():
     return f"{FOLD}\n{head}{calls}}}\n"
 
 
-def compiled():
+def compiled(text):
     """The compiled program's PTX; test_matrix.py makes cubins of every operator."""
     nvrtc = pytest.importorskip("cupy", reason="NVRTC is reached through CuPy").cuda.nvrtc
-    program = nvrtc.createProgram(source(), "every.cu", [], [])
+    program = nvrtc.createProgram(text, "every.cu", [], [])
     try:
         nvrtc.compileProgram(program, [*FLAGS, "-arch=compute_90", f"-I{KERNELS}"])
     except nvrtc.NVRTCError:
@@ -44,13 +47,36 @@ def compiled():
     assert "warning" not in nvrtc.getProgramLog(program)
     text = nvrtc.getPTX(program)
     nvrtc.destroyProgram(program)
-    return text
+    return text.decode() if isinstance(text, bytes) else text
+
+
+@pytest.mark.parametrize("name", ["float32", "complex64", "float64", "int32", "bfloat16", "uint8"])
+def test_sums_are_stored_sixteen_bytes_at_once(name):
+    """Of float32 NVRTC made four stores: all_reduce of 512 MiB took 1726 µs instead of 1505.
+
+    A step that sums two arrays into two has an unrolled loop of eight, one of one and single
+    elements, whose parts alone may be stored by narrower instructions.
+    """
+    kind = f"Move<{TYPES[name]}, Sum<{TYPES[name]}>, true, true, 3, 0, false, 2, 2>"
+    text = compiled(
+        f"""
+#define RC_RANKS 2
+#define RC_LOCAL 1
+#define RC_WORDS 80
+#include "simple.cuh"
+using namespace rc;
+using namespace rc::simple;
+RC_KERNEL(320) sum(const Share* share, const u64* words) {{ {kind}::run(*share, words); }}
+"""
+    )
+    stores = Counter(re.findall(r"\bst\.(?:global\.)?((?:v\d\.)?)([a-z]+)(\d+)", text))
+    whole = sum(n for (vector, _, _), n in stores.items() if vector)
+    assert whole == 2 * (8 + 1)
+    assert sum(stores.values()) - whole <= 2 * 2, stores
 
 
 def test_nothing_is_fused_flushed_or_approximate():
-    text = compiled()
-    if isinstance(text, bytes):
-        text = text.decode()
+    text = compiled(source())
     assert "add.rn.f32" in text
     assert "div.rn.f64" in text
     for wrong in ("fma.", ".ftz", ".approx", "div.full"):
