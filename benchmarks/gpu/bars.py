@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.gpu.library import Ringcoll
+from benchmarks.gpu.library import WORDS, Ringcoll
 from benchmarks.gpu.timer import Line, Rendezvous, Timer
 from benchmarks.gpu.torch_peers import Torch
 from benchmarks.needs import require
@@ -122,9 +122,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rendezvous = Rendezvous(rank, nranks, args.port)
     timer = Timer(rendezvous, Line(args.line, rank, nranks), eagerly=args.eager)
     until = time.monotonic() + args.seconds
-    ours = Ringcoll(rendezvous, timer)
+    ours = Ringcoll(rendezvous, timer, args.dtype)
     rows: list[dict[str, Any]] = []
-    peers = Torch(rendezvous, timer)
+    peers = Torch(rendezvous, timer, args.dtype)
     by_hand = Yardstick(rendezvous, timer)
     windows = peers.symmetric_windows()
 
@@ -157,7 +157,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             add(list(ours.rows(name, nbytes, plain=plain)))
             for text in args.more:
                 try_ours(name, nbytes, plain=plain, **options_of(text))
-        yardstick = by_hand.row(nbytes) if name == "all_reduce" else None
+        yardstick = by_hand.row(nbytes, args.dtype) if name == "all_reduce" else None
         if yardstick is not None:
             add([yardstick])
         add([peers.nccl(name, nbytes)])
@@ -253,6 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="", help="what is measured")
     parser.add_argument("--sizes", default="", help="256:512M:4 or 4K,1M; default: the bars'")
     parser.add_argument("--collectives", default="", help="default: all of them")
+    parser.add_argument("--dtype", choices=WORDS, default="bfloat16", help="(default: bfloat16)")
     parser.add_argument("--eager", action="store_true", help="without graphs, too")
     parser.add_argument("--name", default="gpu_bars", help=argparse.SUPPRESS)
     add_out(parser)
@@ -284,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words += ["--port", str(port), "--seconds", str(args.seconds), "--commit", args.commit]
     words += ["--sizes", args.sizes, "--collectives", args.collectives, "--name", args.name]
     words += [] if args.out is None else ["--out", str(args.out)]
-    words += ["--eager"] * args.eager
+    words += ["--dtype", args.dtype, *["--eager"] * args.eager]
     words += ["--alternatives"] * args.alternatives
     words += [word for text in args.more for word in ("--with", text)]
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:

@@ -42,13 +42,13 @@ class Yardstick:
         ]
         rendezvous.allgather(b"")
 
-    def row(self, nbytes: int) -> dict[str, Any] | None:
-        """The best grid for all_reduce of bfloat16; None: no kernel takes so many bytes."""
+    def row(self, nbytes: int, dtype: str) -> dict[str, Any] | None:
+        """The best grid for all_reduce of a type; None: no kernel takes so many bytes of it."""
         most = self._team.most_blocks()
         fitting = [
             point
             for point in points(self._meeting.nranks, most_blocks=most)
-            if (point.dtype, point.nbytes) == ("bfloat16", nbytes)
+            if (point.dtype, point.nbytes) == (dtype, nbytes)
         ]
         timed = [self._timed(number, point) for number, point in enumerate(fitting)]
         if not timed:
@@ -58,6 +58,7 @@ class Yardstick:
             "lib": "yardstick",
             "collective": "all_reduce",
             "bytes": nbytes,
+            "dtype": dtype,
             "in_place": False,
             "us": round(us, 2),
             "algorithm": best.algorithm,

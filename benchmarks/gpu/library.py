@@ -1,6 +1,6 @@
 """ringcoll as the bars time it: graphs and eager calls of symmetric and of plain memory, checked.
 
-bfloat16, sums of small whole numbers, which are exact.
+bfloat16 or float32, sums of small whole numbers, which are exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 
 from benchmarks.gpu.timer import Rendezvous, Timer, calls_of
 
-__all__ = ["Ringcoll", "as_bits", "bits_of", "pattern"]
+__all__ = ["WORDS", "Ringcoll", "as_bits", "bits_of", "pattern"]
+
+WORDS = {"bfloat16": "uint16", "float32": "uint32"}
+"""By element type that of its bits."""
 
 WIDE_INPUT, WIDE_OUTPUT = ("reduce_scatter", "all_to_all"), ("all_gather", "all_to_all")
 """What sends or receives a part for every rank."""
@@ -25,7 +28,7 @@ SETTLING = 6
 
 
 def pattern(rank: int, count: int, seed: int) -> Any:
-    """Small whole numbers as the bits of bfloat16, on the device."""
+    """Small whole numbers, on the device."""
     import cupy
 
     index = cupy.arange(count, dtype=cupy.uint32) * cupy.uint32(2654435761 + 2 * seed)
@@ -33,14 +36,15 @@ def pattern(rank: int, count: int, seed: int) -> Any:
     return number.astype(cupy.float32) - 8
 
 
-def as_bits(numbers: Any) -> Any:
-    """bfloat16's bits of whole numbers up to 256."""
+def as_bits(numbers: Any, dtype: str = "bfloat16") -> Any:
+    """The bits, as an element type has them, of whole numbers up to 256."""
     import cupy
 
-    return (numbers.view(cupy.uint32) >> 16).astype(cupy.uint16)
+    bits = numbers.view(cupy.uint32)
+    return bits if dtype == "float32" else (bits >> 16).astype(cupy.uint16)
 
 
-def wanted(name: str, rank: int, nranks: int, count: int, seed: int) -> Any:
+def wanted(name: str, rank: int, nranks: int, count: int, seed: int, dtype: str) -> Any:
     """What a rank must receive, in bits; None where it receives nothing."""
     import cupy
 
@@ -48,34 +52,37 @@ def wanted(name: str, rank: int, nranks: int, count: int, seed: int) -> Any:
     sent = [pattern(peer, count * (nranks if wide else 1), seed) for peer in range(nranks)]
     own = slice(rank * count, (rank + 1) * count)
     if name == "broadcast":
-        return as_bits(sent[0])
+        return as_bits(sent[0], dtype)
     if name == "all_gather":
-        return as_bits(cupy.concatenate(sent))
+        return as_bits(cupy.concatenate(sent), dtype)
     if name == "all_to_all":
-        return as_bits(cupy.concatenate([numbers[own] for numbers in sent]))
+        return as_bits(cupy.concatenate([numbers[own] for numbers in sent]), dtype)
     if name == "reduce" and rank:
         return None
     total = sent[0]
     for numbers in sent[1:]:
         total = total + numbers
-    return as_bits(total[own] if name == "reduce_scatter" else total)
+    return as_bits(total[own] if name == "reduce_scatter" else total, dtype)
 
 
 def bits_of(array: Any) -> Any:
-    """The memory of an array or a tensor of bfloat16 as 16-bit words of CuPy."""
+    """The memory of an array or a tensor of one of :data:`WORDS` as words of CuPy."""
     import cupy
 
     if isinstance(array, cupy.ndarray):
-        return cupy.ndarray(array.size, cupy.uint16, memptr=array.data)
+        words = cupy.uint16 if array.itemsize == 2 else cupy.uint32
+        return cupy.ndarray(array.size, words, memptr=array.data)
     import torch
 
+    if array.dtype == torch.float32:
+        return cupy.asarray(array).view(cupy.uint32)
     return cupy.asarray(array.view(torch.int16)).view(cupy.uint16)
 
 
 class Ringcoll:
-    """Times the library."""
+    """Times the library; ``dtype`` is one of :data:`WORDS`."""
 
-    def __init__(self, rendezvous: Rendezvous, timer: Timer) -> None:
+    def __init__(self, rendezvous: Rendezvous, timer: Timer, dtype: str) -> None:
         import cupy
         import torch
 
@@ -84,7 +91,8 @@ class Ringcoll:
         started = time.perf_counter()
         self.comm = ringcoll.init(rendezvous, device="cuda", timeout=20.0)
         self.init_seconds = time.perf_counter() - started
-        self.rendezvous, self.timer = rendezvous, timer
+        self.rendezvous, self.timer, self.dtype = rendezvous, timer, dtype
+        self._itemsize = {"bfloat16": 2, "float32": 4}[dtype]
         timer.align = lambda stream: self.comm.barrier(stream=stream.ptr)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._torch_stream = torch.cuda.ExternalStream(self.stream.ptr)
@@ -94,7 +102,7 @@ class Ringcoll:
     ) -> Iterator[dict[str, Any]]:
         """Out of place and, for all_reduce, in place; ``plain``: with plain memory of torch."""
         comm, n = self.comm, self.comm.nranks
-        count = nbytes // 2 // (n if name in WIDE_INPUT + WIDE_OUTPUT else 1)
+        count = nbytes // self._itemsize // (n if name in WIDE_INPUT + WIDE_OUTPUT else 1)
         counts = (
             count * (n if name in WIDE_INPUT else 1),
             count * (n if name in WIDE_OUTPUT else 1),
@@ -127,6 +135,7 @@ class Ringcoll:
                 "lib": "ringcoll plain" if plain else "ringcoll",
                 "collective": name,
                 "bytes": nbytes,
+                "dtype": self.dtype,
                 "in_place": in_place,
                 "us": round(seconds, 2),
                 "wrong": wrong,
@@ -143,12 +152,12 @@ class Ringcoll:
             yield
 
     def _empty(self, count: int, *, plain: bool) -> Any:
-        """An array of bfloat16 in symmetric memory, or a tensor in plain memory."""
+        """An array in symmetric memory, or a tensor in plain memory."""
         import torch
 
         if plain:
-            return torch.empty(count, dtype=torch.bfloat16, device="cuda")
-        return self.comm.empty(count, "bfloat16")
+            return torch.empty(count, dtype=getattr(torch, self.dtype), device="cuda")
+        return self.comm.empty(count, self.dtype)
 
     def _call(
         self, name: str, send: Any, recv: Any, in_place: bool, options: dict[str, Any]
@@ -171,14 +180,15 @@ class Ringcoll:
         for _ in range(3):
             seed = int(self.rendezvous.allgather(os.urandom(2))[0].hex(), 16)
             with self._on_stream():
-                bits_of(send)[:] = as_bits(pattern(comm.rank, bits_of(send).size, seed))
+                bits_of(send)[:] = as_bits(pattern(comm.rank, bits_of(send).size, seed), self.dtype)
                 bits_of(recv)[:] = 0xA5A5
                 self._call(name, send, recv, in_place, options)
-                right = wanted(name, comm.rank, comm.nranks, count, seed)
+                right = wanted(name, comm.rank, comm.nranks, count, seed, self.dtype)
                 if right is not None:
                     got = bits_of(send if in_place else recv)
                     # Two zeros are one value.
-                    unequal = (got != right) & ~((got | right) == 0x8000)
+                    negative = 1 << (8 * self._itemsize - 1)
+                    unequal = (got != right) & ~((got | right) == negative)
                     wrong += int(cupy.count_nonzero(unequal))
             comm.synchronize()
         return sum(json.loads(part) for part in self.rendezvous.allgather(str(wrong).encode()))

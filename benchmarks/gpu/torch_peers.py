@@ -16,15 +16,16 @@ MIB = 1 << 20
 
 
 class Torch:
-    """Times NCCL and torch's symmetric memory."""
+    """Times NCCL and torch's symmetric memory; ``dtype`` is the name of a type of torch."""
 
-    def __init__(self, rendezvous: Rendezvous, timer: Timer) -> None:
+    def __init__(self, rendezvous: Rendezvous, timer: Timer, dtype: str) -> None:
         import cupy
         import torch
         import torch.distributed as dist
 
         self.rank, self.nranks, self.timer = rendezvous.rank, rendezvous.nranks, timer
         self.torch, self.dist = torch, dist
+        self.dtype: torch.dtype = getattr(torch, dtype)
         torch.cuda.set_device(rendezvous.rank)
         started = time.perf_counter()
         dist.init_process_group(
@@ -43,7 +44,8 @@ class Torch:
     def row(self, lib: str, name: str, nbytes: int, call: Callable[[], object]) -> dict[str, Any]:
         """One graph's time."""
         torch = self.torch
-        said = {"lib": lib, "collective": name, "bytes": nbytes, "in_place": name == "all_reduce"}
+        said = {"lib": lib, "collective": name, "bytes": nbytes}
+        said |= {"dtype": str(self.dtype).removeprefix("torch."), "in_place": name == "all_reduce"}
         try:
             with torch.cuda.stream(self.stream):
                 for _ in range(3):
@@ -72,11 +74,11 @@ class Torch:
         torch, dist, n = self.torch, self.dist, self.nranks
 
         def plain(count: int) -> Any:
-            return torch.zeros(count, dtype=torch.bfloat16, device="cuda")
+            return torch.zeros(count, dtype=self.dtype, device="cuda")
 
         allocate = make or plain
         wide = name in ("all_gather", "reduce_scatter", "all_to_all")
-        count = nbytes // 2 // (n if wide else 1)
+        count = nbytes // self.dtype.itemsize // (n if wide else 1)
         one, every = allocate(count), allocate(count * n if wide else count)
         calls: dict[str, Callable[[], object]] = {
             "all_reduce": lambda: dist.all_reduce(one),
@@ -99,7 +101,7 @@ class Torch:
 
             def allocate(count: int) -> Any:
                 with torch.cuda.use_mem_pool(pool):
-                    tensor = torch.zeros(count, dtype=torch.bfloat16, device="cuda")
+                    tensor = torch.zeros(count, dtype=self.dtype, device="cuda")
                 with contextlib.suppress(RuntimeError):
                     backend.deregister_mem_pool(pool)
                 backend.register_mem_pool(pool, symm=True)
@@ -118,7 +120,7 @@ class Torch:
         import torch.distributed._symmetric_memory as symm
 
         group = dist.group.WORLD.group_name
-        x = symm.empty(nbytes // 2, dtype=torch.bfloat16, device=torch.device("cuda"))
+        x = symm.empty(nbytes // self.dtype.itemsize, dtype=self.dtype, device=torch.device("cuda"))
         symm.rendezvous(x, dist.group.WORLD)
         x.zero_()
         ops = torch.ops.symm_mem
