@@ -14,6 +14,7 @@ from ringcoll.cuda.device import Device
 from ringcoll.errors import MismatchError, OutOfMemory
 from ringcoll.executors.cuda import preparing
 from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.params import Parameter
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.shared_state import RECORDS
@@ -154,6 +155,54 @@ def test_different_roots_are_told_by_the_read_that_compares(stand_in, texts, tog
         assert f"call 1 on rank {rank}: the ranks made different calls" in text
         assert f"rank {rank}: broadcast count=100 dtype=float32 root={rank}" in text
         assert f"rank {peer}: broadcast count=100 dtype=float32 root={peer}" in text
+
+
+@needs_compiler
+def test_different_roots_are_told_by_the_watchdog(stand_in, texts, together):
+    """Of two ranks that go on to send and receive, which compares nothing."""
+    stand_in(2)
+
+    def work(fabric):
+        rank = Rank(fabric, texts)
+        x = np.zeros(100, "float32")
+        rank.cuda.run(rank.ready("broadcast", x, root=fabric.rank), 0)
+        rank.meet()
+        watched = rank.cuda.async_errors.watch_mismatch
+        assert watched() is None, "it has begun to read"
+        return str(watched())
+
+    for text in together(2, work):
+        assert "call 1 on rank" in text
+        assert "root=0" in text
+        assert "root=1" in text
+
+
+@needs_compiler
+def test_the_watchdog_reads_no_hellos_of_calls_that_it_has_seen(
+    stand_in, texts, together, monkeypatch
+):
+    stand_in(2)
+    poll, read = Hellos.poll, list[int]()
+
+    def noting(hellos):
+        read.append(hellos._rank)
+        return poll(hellos)
+
+    monkeypatch.setattr(Hellos, "poll", noting)
+
+    def work(fabric):
+        rank = Rank(fabric, texts)
+        x = np.ones(100, "float32")
+        for name, reads in (("all_reduce", 0), ("broadcast", 2), ("broadcast", 2)):
+            rank.meet()
+            rank.cuda.run(rank.ready(name, x), 0)
+            rank.meet()
+            before = read.count(fabric.rank)
+            assert [rank.cuda.async_errors.watch_mismatch() for _ in range(5)] == [None] * 5
+            assert read.count(fabric.rank) - before == reads, name
+        return True
+
+    assert together(2, work) == [True] * 2
 
 
 @needs_compiler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import ArgumentError, DeadlineError, Error, LaunchRefused, MismatchError
+from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.params import (
     Addresses,
     AddressWords,
@@ -62,6 +64,34 @@ def placed(*places):
 
 def together(comms, function):
     return ringcoll.fabric.each(comms, function)
+
+
+@placed([0, 1])
+def test_messages_after_a_rooted_call_read_no_hellos(ranks, monkeypatch):
+    """Each read waits for a copy from the device: 60 to 100 µs."""
+    read = Hellos._read
+    reads = []
+
+    def noting(hellos):
+        reads.append(threading.current_thread().name)
+        return read(hellos)
+
+    def rooted(comm):
+        comm.broadcast(FakeBuffer(comm, 40, "int32").array, root=0)
+        comm.synchronize()
+
+    def work(comm):
+        buffers = [FakeBuffer(comm, 40, "int32") for _ in range(2)]
+        for _ in range(3):
+            comm.sendrecv(buffers[0].array, 1 - comm.rank, buffers[1].array, 1 - comm.rank)
+            with ringcoll.group():
+                comm.send(buffers[0].array, 1 - comm.rank)
+                comm.recv(buffers[1].array, 1 - comm.rank)
+
+    assert in_threads(ranks, rooted) == []
+    monkeypatch.setattr(Hellos, "_read", noting)
+    assert in_threads(ranks, work) == []
+    assert reads == []
 
 
 @placed([0], *PLACES)

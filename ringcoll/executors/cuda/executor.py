@@ -219,7 +219,7 @@ class CudaExecutor(CudaPreparer):
         """Let kernels know which ranks have left; an error that is known by now."""
         self.async_errors.watch_departures(self.stream_order.ended)
         error = self.async_errors.control_mismatch(self.running) if self.in_order else None
-        return error or self.failure()
+        return error or self.async_errors.watch_mismatch() or self.failure()
 
     def give_up(self, error: BaseException | None = None) -> None:
         """Abort the kernels of this rank and, by an error of the cause, the launches it shares."""

@@ -7,6 +7,7 @@ their hellos.
 from __future__ import annotations
 
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ class Hellos:
     def __init__(self, workspace: Workspace, rank: int, ordinal: int, pointer: int) -> None:
         self._nranks, self._rank, self._ordinal = workspace.nranks, rank, ordinal
         self._source, self._nbytes = pointer + HELLOS, workspace.hello_bytes
-        self._lock = Lock()  # the watchdog reads them too
+        self._lock, self._asked = Lock(), False  # the watchdog reads them too
         # Made ahead: creating a stream or pinning memory may wait for a kernel that waits.
         self._copy = host_mapped(self._nbytes, ordinal=ordinal, what="a copy of the hellos")
         try:
@@ -42,13 +43,30 @@ class Hellos:
         """By rank the last call that it is known to have entered, and the number of its record."""
         return newest(self._read(), self._nranks)
 
+    def poll(self) -> tuple[Report | None, list[tuple[int, int]]] | None:
+        """Both of these, read since an earlier poll; None: this one began to read, or waits still.
+
+        It holds up no thread: the copy may lie in a hardware queue behind others that wait.
+        """
+        with self._lock, on(self._ordinal) as cuda, outside_capture():
+            if not self._asked:
+                self._asked = True
+                self._begin(cuda)
+                return None
+            if cuda.streamQuery(self._stream) != 0:
+                return None
+            self._asked, data = False, bytes(self._copy.host)
+        return find_mismatch(data, self._nranks, self._rank), newest(data, self._nranks)
+
     def _read(self) -> bytes:
         with self._lock, on(self._ordinal) as cuda, outside_capture():
-            target = np.frombuffer(self._copy.host, np.uint32)
-            kind = cuda.memcpyDeviceToHost
-            cuda.memcpyAsync(target.ctypes.data, self._source, self._nbytes, kind, self._stream)
+            self._begin(cuda)
             cuda.streamSynchronize(self._stream)
-            return target.tobytes()
+            return bytes(self._copy.host)
+
+    def _begin(self, cuda: Any) -> None:
+        target, kind = np.frombuffer(self._copy.host, np.uint32), cuda.memcpyDeviceToHost
+        cuda.memcpyAsync(target.ctypes.data, self._source, self._nbytes, kind, self._stream)
 
     def close(self) -> None:
         """Destroy the stream and free the memory; idempotent."""

@@ -232,7 +232,7 @@ class CudaPairs:
     def run(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
         """Launch the messages of one call, on arrays at these addresses."""
         executor, given = self.executor, [0] * prepared.given
-        executor.async_errors.compare_last()
+        executor.async_errors.check()
         for shared_state, number, text in prepared.records:
             if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
@@ -463,7 +463,7 @@ def _launch(members: Sequence[Member]) -> None:
     """Enqueue one kernel for ranks of one device, ordered behind all their streams."""
     members = sorted(members, key=lambda member: member.rank)
     for member in members:
-        member.pairs.executor.compare_last()
+        member.pairs.executor.async_errors.check()
     launchable, timeout = _launchable(members)
     ordinal = members[0].pairs.executor.device.ordinal
     streams = dict.fromkeys(paired.stream for member in members for paired in member.paired)
