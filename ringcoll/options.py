@@ -26,6 +26,7 @@ AlgorithmName = Literal[
     "two_shot_fused",
     "all_pairs",
     "all_pairs_fused",
+    "all_pairs_output",
     "all_pairs_pull",
     "recursive_doubling",
     "recursive_halving",

@@ -141,6 +141,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
             "ring": "ring.reduce_scatter",
             "one_shot": "one_shot.reduce_scatter",
             "all_pairs": "all_pairs.reduce_scatter",
+            "all_pairs_output": "all_pairs.reduce_scatter_output",
             "recursive_halving": "halving.reduce_scatter",
             "hierarchical": "hierarchical.reduce_scatter",
         }

@@ -70,6 +70,31 @@ def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
     return assemble(Collective("reduce_scatter", n), program(), symmetry=Symmetry((n,)))
 
 
+def reduce_scatter_output(nranks: int, *, only: Only = None) -> Plan:
+    """As all_pairs, but what comes from the rank before lands in OUTPUT: for two ranks, all.
+
+    No slot of SCRATCH is awaited, so that slices may be as long as suits the link. In place OUTPUT
+    holds what the rank adds: lowering saves that first, and the others are faster.
+    """
+    n, ranks = nranks, wanted(nranks, only)
+
+    def landing(rank: int, d: int) -> Chunk:
+        return out(rank, 0) if d == 1 else scratch(rank, d - 2)
+
+    def program() -> Program:
+        for d in range(1, n):
+            for rank in ranks:
+                peer = (rank + d) % n
+                yield Block(rank), Step((inp(rank, peer),), (landing(peer, d),))
+        for rank in ranks:
+            srcs = (
+                inp(rank, rank) if p == rank else landing(rank, (rank - p) % n) for p in range(n)
+            )
+            yield Block(rank, lane=1), Step(tuple(srcs), (out(rank, 0),))
+
+    return assemble(Collective("reduce_scatter", n), program(), symmetry=Symmetry((n,)))
+
+
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     """Each rank writes pieces to their owners, sums its own piece and writes the sum to all.
 

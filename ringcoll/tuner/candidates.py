@@ -124,4 +124,7 @@ def fitted(
                 f"{where}: {program.scratch} chunks do not fit {room} bytes of SCRATCH; use "
                 f"another algorithm"
             )
-        launch = replace(launch, slices=2 * launch.slices)
+        # The fewest that may fit: so many times as many are so many times as short, but a chunk
+        # has more slots of them while those are fewer than the window.
+        times = -(-need * launch.window // (launch.slots * max(1, room)))
+        launch = replace(launch, slices=launch.slices << (times - 1).bit_length())

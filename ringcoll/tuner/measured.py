@@ -242,7 +242,10 @@ PUSH_ALGORITHMS = Measured(
     SIMPLE_ALGORITHMS.value,
     PUSHES,
     PUSHED_BYTES.figures,
-    {"all_reduce": ("all_pairs", "all_pairs_fused")},
+    {
+        "all_reduce": ("all_pairs", "all_pairs_fused"),
+        "reduce_scatter": ("all_pairs", "all_pairs_output"),
+    },
 )
 """Algorithms that read nothing of a peer, of plain buffers and of mapped ones."""
 
@@ -352,7 +355,11 @@ PIPELINED: Measured[tuple[int, int, int] | None] = Measured(
     "with 16, 266 with 32; 512 MiB 1566 with 64, 1590 with 128; several rings side by side changed "
     "nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16; 64 MiB 233 "
     "with 8, 232 with 16, 229 with 24",
-    {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)},
+    {
+        "chain": (4 << 20, 8, 64),
+        "scatter_gather_fused": (2 << 20, 4, 24),
+        "all_pairs_output": (8 << 20, 16, 64),
+    },
 )
 """By algorithm, of those that are pipelined: bytes of a slice, the fewest and the most slices."""
 

@@ -187,7 +187,10 @@ def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple
     if machine.nranks != 2:
         return SIMPLE_ALGORITHMS
     if call.nbytes >= PUSHED_BYTES.value and call.collective in PUSH_ALGORITHMS.by:
-        return PUSH_ALGORITHMS
+        # In place OUTPUT has no room for contributions; of fewer blocks, half would be too few.
+        both = machine.most(limits) >= 2 * REPLICAS.of(call.collective)
+        if call.collective != "reduce_scatter" or (both and not in_place(call)):
+            return PUSH_ALGORITHMS
     return PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
 
 

@@ -31,6 +31,7 @@ FIELDS: dict[Field, str] = {
 MAY_PASS = frozenset(
     {
         "redirect_source",
+        "redirect_destination",  # to where a sum finds the same two contributions
         "shift_source",
         "drop_pair",
         "swap_steps",

@@ -40,6 +40,15 @@ def interpret(plan):
     }
     flat: dict[Any, tuple[Leaf, ...]] = {leaf: (leaf,) for leaf in memory.values()}
     unread: set[tuple] = set()
+    ended: set[tuple] = set()
+
+    def final_of(cell, result):
+        return sorted(flat[result]) == sorted(wanted[cell])
+
+    def is_raw(result, final):
+        """Whether OUTPUT may hold it for a while: a contribution that is not all of the result."""
+        return isinstance(result, Leaf) and not final
+
     for block, step in plan.order:
         where = f"{block}: {step}"
         need(block.rank in {chunk.rank for chunk in (*step.srcs, *step.dsts)}, where)
@@ -63,14 +72,17 @@ def interpret(plan):
         for dst in step.dsts:
             for cell, result in zip(units(dst), results, strict=True):
                 need(dst.buffer is not Buffer.INPUT, f"{where}: writes to INPUT")
-                if dst.buffer is Buffer.SCRATCH:
+                final = dst.buffer is Buffer.OUTPUT and final_of(cell, result)
+                if dst.buffer is Buffer.SCRATCH or (collective.reduces and is_raw(result, final)):
                     need(cell not in unread, f"{where}: {cell} is written over unread")
+                    need(cell not in ended, f"{where}: {cell} is written twice")
                     unread.add(cell)
                 else:
-                    need(cell not in memory, f"{where}: {cell} is written twice")
-                    need(sorted(flat[result]) == sorted(wanted[cell]), f"{where}: not final")
+                    need(cell not in ended, f"{where}: {cell} is written twice")
+                    need(final, f"{where}: not final")
+                    ended.add(cell)
                 memory[cell] = result
-    need(not unread, "SCRATCH chunks that nobody reads")
+    need(not unread, "chunks that nobody reads")
+    need(ended == wanted.keys(), "OUTPUT chunks that nobody writes")
     outputs = {cell: value for cell, value in memory.items() if cell[1] is Buffer.OUTPUT}
-    need(outputs.keys() == wanted.keys(), "OUTPUT chunks that nobody writes")
     return {(rank, index): value for (rank, _, index), value in outputs.items()}

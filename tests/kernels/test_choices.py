@@ -15,21 +15,24 @@ from ringcoll.algorithms.parts import assemble, inp, out
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda import dual_program
 from ringcoll.executors.cuda.dual_program import fits_dual
-from ringcoll.executors.cuda.kernel_body import body_of
+from ringcoll.executors.cuda.kernel_body import KernelFits, body_of
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.cuda_nodes import standard
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Block, Buffer, Step
+from ringcoll.tuner import candidates
 from ringcoll.tuner.choice import Limits
 from ringcoll.tuner.measured import PROTOCOL_SIZES
 from ringcoll.tuner.simple import copied_blocks, crosses
 from tests.kernels.chosen import chosen
 
 NAMES = [name for name in COLLECTIVES if name != "send"]
+FLOATS = Call("all_reduce", 0, None, None, 1, dtype_of("float32"))
 SCANS = [name for name in NAMES if COLLECTIVES[name].prefix]
 
 
@@ -48,6 +51,28 @@ def test_every_call_has_a_kernel(nranks, nvlink, name):
         assert "ringcoll_kernel" in body.text
         assert 1 <= choice.grid.blocks <= 132, (count, in_place, mapped)
         assert len(body.words) == len(body.programs) == 1, (count, in_place, mapped)
+
+
+@pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED], ids=["plain", "mapped"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "barrier"])
+def test_the_fewest_slices_that_fit_are_found_in_two_attempts(monkeypatch, name, mapped):
+    """A first call of 64 MiB took twice as long on the host when each power of two was tried."""
+    tried = []
+
+    def noting(plan, launch):
+        tried.append(launch.slices)
+        return encode(plan, launch)
+
+    monkeypatch.setattr(candidates, "encode", noting)
+    for nbytes in (1 << 20, 100 << 20, 3 << 30):
+        tried.clear()
+        found = choice(name, nbytes, protocol="Simple", slices=1, mapped=mapped)
+        assert 1 <= len(tried) <= 2, nbytes
+        if (half := found.launch.slices // 2) >= 1:
+            launch, layout = replace(found.launch, slices=half), replace(found.layout, slices=half)
+            fewer = replace(found, launch=launch, layout=layout, program=encode(found.plan, launch))
+            need, room = KernelFits(Workspace(4)).scratch(FLOATS, fewer)
+            assert need > room, nbytes
 
 
 def choice(name, nbytes=256, nvlink=True, dtype="float32", **options):
@@ -276,13 +301,33 @@ def test_two_ranks_push_what_is_large(nranks, mebibytes, mapped, algorithm, slic
     assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
 
 
-def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
+@pytest.mark.parametrize(
+    ("mebibytes", "how", "algorithm", "slices", "blocks"),
+    [
+        (32, {}, "one_shot", 1, 64),
+        (64, {}, "all_pairs_output", 16, 2 * 64),
+        (256, {}, "all_pairs_output", 32, 2 * 64),
+        (1024, {}, "all_pairs_output", 64, 2 * 64),
+        (512, {"in_place": True}, "one_shot", 1, 64),
+        (512, {"mapped": frozenset()}, "all_pairs", 128, 2 * 64),
+        (512, {"blocks": 96}, "one_shot", 1, 64),
+        (512, {"nranks": 4}, "one_shot", 1, 64),
+    ],
+)
+def test_contributions_of_two_ranks_land_in_output(mebibytes, how, algorithm, slices, blocks):
+    """Where it is not INPUT as well, peers reach it, and there are blocks for both lanes."""
+    found = rooted("reduce_scatter", **{"nranks": 2, "nbytes": mebibytes << 20, **how})
+    assert found.algorithm == algorithm
+    assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
+
+
+def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, *, in_place=False, **options):
     """A large call whose ranks reach each other's buffers: not what only the root has."""
     kind = COLLECTIVES[name]
     op = op_of("sum") if kind.reduces else None
     own = frozenset(buffer for buffer in Buffer if buffer.name.lower() == kind.rooted)
     count = nbytes // 4 // (nranks if "all" in (kind.input, kind.output) else 1)
-    call = Call(name, 0, None, None, count, dtype_of("float32"), op, nbytes=nbytes)
+    call = Call(name, 0, None, None, count, dtype_of("float32"), op, 0, in_place, nbytes)
     mapped = ALL_MAPPED - own if mapped is None else mapped
     return chosen(call, nranks, together=together, mapped=mapped, **options)
 

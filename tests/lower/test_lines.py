@@ -58,7 +58,12 @@ ACCEPTED = {
         "bruck": "2345",
         "hierarchical": "2345",
     },
-    "reduce_scatter": {"ring": "2345", "all_pairs": "2345", "recursive_halving": "2"},
+    "reduce_scatter": {
+        "ring": "2345",
+        "all_pairs": "2345",
+        "all_pairs_output": "2345",
+        "recursive_halving": "2",
+    },
     "all_to_all": {"all_pairs": "2345", "bruck": "2345"},
     "gather": {"all_pairs": "2345"},
     "scatter": {"all_pairs": "2345"},
