@@ -55,6 +55,7 @@ PUSHES = Source(
     "2 and 4 NVIDIA H100 80GB HBM3 and 2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_pushes.json"
 )
 BESIDE = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_beside_2.json")
+ASKED = Source("2 NVIDIA H200 over NVSwitch", "2026-11-29", "gpu_asked_copies_2.json")
 FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
 ASSUMED = Source("assumed, not measured", "2026-11-21")
@@ -286,10 +287,14 @@ as 2 MiB. With more slots, or with more ranks, slices would be too short for the
 WINDOW of ``tuner/candidates.py``."""
 
 COPIED_BYTES = Measured(
-    32 << 20,
-    PAIR,
-    "engine='copy', all_reduce of 512 MiB on mapped buffers in slices of 8 and of 128 MiB, in µs: "
-    "1687 and 1433; SCRATCH of 12 MiB had room for slices of 6",
+    16 << 20,
+    ASKED,
+    "engine='copy' without a large SCRATCH and with one, in µs: plain buffers, all_reduce of 8 MiB "
+    "97 and 118, 16 MiB 292 and 114, 25 MiB 550 and 134; reduce of 16 MiB 292 and 119; broadcast "
+    "102 and 85; all_gather of 20 MiB 75 and 91, 25 MiB 170 and 90, reduce_scatter 71 and 87, 168 "
+    "and 88; symmetric ones, all_gather of 25 MiB 66 and 76, reduce_scatter 181 and 91. Kernels: "
+    "all_reduce of 16 MiB 67, of 25 MiB 94",
+    {"all_gather": 24 << 20, "reduce_scatter": 24 << 20, "all_to_all": 24 << 20},
 )
 """Bytes of the larger buffer from which calls with engine="copy" are given a large SCRATCH."""
 
@@ -312,9 +317,19 @@ MESSAGE_COPY_BYTES: Measured[int] = Measured(
     ANY_BYTES, ASSUMED, "messages by copy engines have not been timed"
 )
 """Bytes from which a copy engine sends a message without being asked for, once its two ranks use a
-large SCRATCH: none. With engine="copy" they are COPIED_BYTES."""
+large SCRATCH: none."""
 
-LEAST_LARGE = min((COPIED_BYTES.value, *LARGE_BYTES.by.values()))
+ASKED_MESSAGE_BYTES = Measured(
+    32 << 20,
+    ASKED,
+    "sendrecv of plain buffers by kernels and by copy engines, in µs: 8 MiB 120 and 276, 31 MiB "
+    "107 and 177, 40 MiB 132 and 178, most of it the host's time",
+)
+"""The same with engine="copy" at both ends."""
+
+LEAST_LARGE = min((LARGE_BYTES.value, *LARGE_BYTES.by.values()))
+LEAST_COPIED = min((COPIED_BYTES.value, *COPIED_BYTES.by.values()))
+"""Bytes from which any collective may be large: unasked, and by the option or a table."""
 
 COPY_SLICE_BYTES = Measured(
     32 << 20,

@@ -31,6 +31,8 @@ from ringcoll.tuner.measured import (
     FUSED_BYTES,
     LARGE_BYTES,
     LARGE_RANKS,
+    LEAST_COPIED,
+    LEAST_LARGE,
     PAIR_ALGORITHMS,
     PAIR_SLICES,
     PAIR_SLOTS,
@@ -118,10 +120,16 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     return found.on(_grid(found, call, machine, lanes, most))
 
 
+def least_large(machine: GpuRanks, engine: str | None) -> int:
+    """Bytes from which :func:`is_large` may hold for a call with this option."""
+    asked = engine == "copy" or machine.table is not None
+    return LEAST_COPIED if asked else LEAST_LARGE
+
+
 def is_large(call: Call, machine: GpuRanks, limits: Limits) -> bool:
     """Whether copy engines with a large SCRATCH run a call; the same on all ranks."""
     if limits.engine == "copy":
-        return call.nbytes >= COPIED_BYTES.value
+        return call.nbytes >= COPIED_BYTES.of(call.collective)
     if machine.table is not None:
         copies = machine.table.copies(call, limits)
         if copies is not None:
@@ -141,7 +149,7 @@ def may_copy(call: Call, nranks: int) -> bool:
     """
     kind, scales = COLLECTIVES[call.collective], call.op is not None and call.op.scales
     ordered = kind.reduces and (nranks > 2 or kind.prefix)
-    return call.nbytes >= COPIED_BYTES.value and not (ordered or scales)
+    return call.nbytes >= COPIED_BYTES.of(call.collective) and not (ordered or scales)
 
 
 def copied_blocks(program: Program) -> frozenset[int]:

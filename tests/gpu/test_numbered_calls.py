@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.communicator.cuda import state
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ArgumentError, ClosedError, LaunchRefused, UsageError
 from ringcoll.fabric import each
@@ -52,7 +51,7 @@ def ranks(monkeypatch):
     """Two ranks for which 1 KiB is large, and no call is small enough for LL."""
     least = replace(measured.LARGE_BYTES, value=1 << 10)
     monkeypatch.setattr(simple, "LARGE_BYTES", least)
-    monkeypatch.setattr(state, "LEAST_LARGE", 1 << 10)
+    monkeypatch.setattr(simple, "LEAST_LARGE", 1 << 10)
     monkeypatch.setattr(tuner, "LL_ALONE_BYTES", replace(measured.LL_ALONE_BYTES, value=64, by={}))
     gpus = fake(monkeypatch, 2, sms=24)
     driver = Driver(gpus)

@@ -45,12 +45,11 @@ from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.kept_gpu import with_count
 from ringcoll.tuner.measured import (
     ANY_BYTES,
-    COPIED_BYTES,
-    LEAST_LARGE,
+    ASKED_MESSAGE_BYTES,
     MESSAGE_COPY_BYTES,
     PROTOCOL_SIZES,
 )
-from ringcoll.tuner.simple import is_large
+from ringcoll.tuner.simple import is_large, least_large
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of
 
@@ -252,7 +251,7 @@ class CudaState(RankState):
     def _number_large(self, call: Call, config: Config) -> int | None:
         """Number a call of this rank; which large SCRATCH it has, 0 for none, None: not large."""
         scratch = self.cuda.copy_scratch
-        if scratch is None or call.nbytes < LEAST_LARGE:
+        if scratch is None or call.nbytes < least_large(self.cuda.machine, config.engine):
             return None
         self.usable()  # a closed or forked rank allocates nothing, and publishes no number
         limits, group = _limits(call, config, self), current()
@@ -280,7 +279,7 @@ class CudaState(RankState):
         ``most``: CUDA blocks; ``engine``: the option.
         """
         most = None if most is None else min(most, self.cuda.machine.blocks)
-        thresholds = {"copy": COPIED_BYTES.value, None: MESSAGE_COPY_BYTES.value}
+        thresholds = {"copy": ASKED_MESSAGE_BYTES.value, None: MESSAGE_COPY_BYTES.value}
         can = self.cuda.copy_scratch is not None and self.fabric.nranks == COPIED_RANKS
         least = thresholds.get(engine, ANY_BYTES) if can else ANY_BYTES
         copied = least if any(call.nbytes >= least for call in calls) else 0

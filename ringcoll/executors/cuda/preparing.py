@@ -59,8 +59,7 @@ from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.gpu import ll_grid
 from ringcoll.tuner.kept_gpu import counts_alike, laid_out, with_count
-from ringcoll.tuner.measured import LEAST_LARGE
-from ringcoll.tuner.simple import is_large
+from ringcoll.tuner.simple import is_large, least_large
 from ringcoll.views import Extent, extent_of
 
 LACKING = 1
@@ -184,7 +183,8 @@ class CudaPreparer:
         """
         limits = before.limits
         # Who runs a large call depends on how many were made before.
-        large = call.nbytes >= LEAST_LARGE and is_large(call, self.machine, limits)
+        least = least_large(self.machine, limits.engine)
+        large = call.nbytes >= least and is_large(call, self.machine, limits)
         if large or before.body is None or self.recorder is not None:
             return None
         if call.count not in self._counts_alike(before):
