@@ -68,6 +68,25 @@ struct Bits<2> {
     using Type = u16;
 };
 
+// COUNT values that one load or store moves; one value as its own type, which may be aligned to
+// less than its bytes.
+template <class Value, u32 COUNT>
+union Pack {
+    using Whole = typename Bits<COUNT * sizeof(Value)>::Type;
+    Value value[COUNT];
+    Whole bits;
+    RC_DEVICE Pack() {}
+};
+template <class Value>
+struct Single {
+    using Whole = Value;
+    union {
+        Value value[1];
+        Whole bits;
+    };
+    RC_DEVICE Single() {}
+};
+
 // One step of a block's share. Bit k of WIDE_SRCS: source k is kept in the accumulator's type.
 template <class T, class Op, bool REDUCES, bool FINAL, u32 RAW, u32 WIDE_SRCS, bool WIDE_DST,
           u32 SRCS, u32 DSTS>
@@ -78,6 +97,8 @@ struct Move {
     // Elements that a thread takes at once: 16 bytes of the largest type in memory, so that what
     // the threads of a warp store by one instruction has no gaps, which links do not bear.
     static constexpr u32 LANES = 16 / (WIDE ? sizeof(Acc) : sizeof(Raw));
+    // The same of copies between arrays that are aligned to four bytes alone.
+    static constexpr u32 WORD_LANES = REDUCES || sizeof(Raw) >= 4 ? 0 : 4 / sizeof(Raw);
     // How often a thread loads before it stores. 2 H200, 256 MiB, 4 and 8 times, in us: all_reduce
     // by 32 blocks 881 and 829, without a limit 763 and 762; reduce_scatter by 32 695 and 553;
     // all_gather by 16 601 and 402; broadcast by 24 919 and 741. What is left behind the last eight
@@ -85,151 +106,152 @@ struct Move {
     // More sources, 4 GPUs, once and twice: all_reduce of 512 MiB by 32 blocks 2672 and 2577,
     // without a limit 2382 and 2376.
     static constexpr u32 UNROLL = WIDE ? (SRCS == 1 ? 8 : SRCS <= 2 ? 4 : 2) : SRCS <= 2 ? 8 : 2;
-
-    RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }
-
-    template <class Value, u32 COUNT>
-    union Pack {
-        using Whole = typename Bits<COUNT * sizeof(Value)>::Type;
-        Value value[COUNT];
-        Whole bits;
-        RC_DEVICE Pack() {}
-    };
-    using Raws = Pack<Raw, LANES>;
-    // Accumulators in memory are as many; in registers they may be more than one load holds.
-    using Accs = Pack<Acc, WIDE ? LANES : 16 / sizeof(Acc)>;
     using Factors = Acc[SRCS];
 
-    // A source of LANES elements as it lies in memory.
-    union Loaded {
-        Raws raw;
-        Accs acc;
-        RC_DEVICE Loaded() {}
+    RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }
+    RC_DEVICE static constexpr u32 size_of(u32 chunk) {
+        return size(chunk < SRCS ? wide(chunk) : WIDE_DST);
+    }
+    RC_DEVICE static constexpr bool wide(u32 source) { return WIDE_SRCS >> source & 1; }
+
+    // What a thread loads at once, LOADS times before it stores. Of RAWS and ACCS the one that lies
+    // in memory counts.
+    template <class RAWS, class ACCS, u32 COUNT, u32 LOADS>
+    struct Pass {
+        // A source as it lies in memory.
+        union Loaded {
+            RAWS raw;
+            ACCS acc;
+            RC_DEVICE Loaded() {}
+        };
+
+        // Elements from `first` to `end`, all whole passes.
+        RC_DEVICE static void run(const u64* chunks, u64 first, u64 end, const Factors& factors) {
+            const u64 threads = movers(), last = (end - first) / COUNT;
+            u64 at = thread_index();
+            for (; at + (LOADS - 1) * threads < last; at += LOADS * threads) {
+                Loaded in[LOADS][SRCS];
+#pragma unroll
+                for (u32 u = 0; u < LOADS; ++u)
+#pragma unroll
+                    for (u32 s = 0; s < SRCS; ++s)
+                        fetch(in[u][s], chunks[s], first + (at + u * threads) * COUNT, s);
+#pragma unroll
+                for (u32 u = 0; u < LOADS; ++u)
+                    finish(in[u], chunks, first + (at + u * threads) * COUNT, factors);
+            }
+#pragma unroll 1
+            for (; at < last; at += threads) {
+                Loaded in[SRCS];
+#pragma unroll
+                for (u32 s = 0; s < SRCS; ++s) fetch(in[s], chunks[s], first + at * COUNT, s);
+                finish(in, chunks, first + at * COUNT, factors);
+            }
+        }
+
+        RC_DEVICE static void fetch(Loaded& to, u64 chunk, u64 at, u32 source) {
+            if (wide(source))
+                to.acc.bits = load<typename ACCS::Whole>(chunk + at * sizeof(Acc));
+            else
+                to.raw.bits = load<typename RAWS::Whole>(chunk + at * sizeof(Raw));
+        }
+
+        RC_DEVICE static Acc operand(const Loaded& from, u32 source, u32 lane,
+                                     const Factors& factors) {
+            if (wide(source)) return from.acc.value[lane];
+            const Raw raw = from.raw.value[lane];
+            return (RAW >> source & 1) ? Op::load(raw, factors[source]) : T::widen(raw);
+        }
+
+        RC_DEVICE static void finish(const Loaded (&in)[SRCS], const u64* chunks, u64 at,
+                                     const Factors& factors) {
+            Loaded out;
+            if constexpr (!REDUCES) {
+                out = in[0];
+            } else {
+#pragma unroll
+                for (u32 lane = 0; lane < COUNT; ++lane) {
+                    Acc total = operand(in[0], 0, lane, factors);
+#pragma unroll
+                    for (u32 s = 1; s < SRCS; ++s)
+                        total = Op::combine(total, operand(in[s], s, lane, factors));
+                    if constexpr (WIDE_DST)
+                        out.acc.value[lane] = total;
+                    else
+                        out.raw.value[lane] =
+                            T::narrow(FINAL ? Op::finish(total, RC_RANKS) : total);
+                }
+            }
+#pragma unroll
+            for (u32 d = 0; d < DSTS; ++d) {
+                const u64 to = chunks[SRCS + d] + at * size(WIDE_DST);
+                if constexpr (WIDE_DST)
+                    store(to, out.acc.bits);
+                else
+                    store(to, out.raw.bits);
+            }
+        }
     };
 
-    RC_DEVICE static void run(const Share& share, const u64* words) {
-        u64 chunks[SRCS + DSTS];
+    // Accumulators are in memory where the step is WIDE; elsewhere any type will do.
+    template <u32 COUNT>
+    using Whole = Pass<Pack<Raw, COUNT>, Pack<Acc, WIDE ? COUNT : 16 / sizeof(Acc)>, COUNT, UNROLL>;
+    // Of copies in words few elements are left.
+    static constexpr u32 EACH_UNROLL = REDUCES ? UNROLL / 2 : WORD_LANES != 0 ? 1 : UNROLL;
+    using Each = Pass<Single<Raw>, Single<Acc>, 1, EACH_UNROLL>;
+
+    // Whether element `first` of every chunk is aligned to so many bytes.
+    RC_DEVICE static bool aligned(const u64* chunks, u64 first, u32 bytes) {
+        bool found = true;
 #pragma unroll
         for (u32 k = 0; k < SRCS + DSTS; ++k)
-            chunks[k] = share.address(words + 2 * k, size(k < SRCS ? wide(k) : WIDE_DST));
-        Factors factors = {};
+            found = found && (chunks[k] + first * size_of(k)) % bytes == 0;
+        return found;
+    }
+
+    RC_DEVICE static void places(const Share& share, const u64* words, u64* chunks,
+                                 Factors& factors) {
+#pragma unroll
+        for (u32 k = 0; k < SRCS + DSTS; ++k) chunks[k] = share.address(words + 2 * k, size_of(k));
         if constexpr (REDUCES && Op::SCALES) {
 #pragma unroll
             for (u32 s = 0; s < SRCS; ++s)
                 if (RAW >> s & 1)
                     factors[s] = share.template factor<Acc>(words[2 * (SRCS + DSTS) + s]);
         }
-        const u64 count = share.count;
-        bool aligned = true;
-#pragma unroll
-        for (u32 k = 0; k < SRCS + DSTS; ++k) aligned = aligned && chunks[k] % 16 == 0;
-        const u64 vectors = aligned ? count / LANES : 0;
-        const u64 threads = movers();
-        u64 at = thread_index();
-        for (; at + (UNROLL - 1) * threads < vectors; at += UNROLL * threads) {
-            Loaded in[UNROLL][SRCS];
-#pragma unroll
-            for (u32 u = 0; u < UNROLL; ++u)
-#pragma unroll
-                for (u32 s = 0; s < SRCS; ++s) fetch(in[u][s], chunks[s], at + u * threads, s);
-#pragma unroll
-            for (u32 u = 0; u < UNROLL; ++u) finish(in[u], chunks, at + u * threads, factors);
+    }
+
+    // Arrays that begin alike are aligned some elements on. 2 H200, 128 MiB of float32 from the
+    // second element on, by elements one by one and so, in us: E1 and E2.
+    RC_DEVICE static void run(const Share& share, const u64* words) {
+        u64 chunks[SRCS + DSTS];
+        Factors factors = {};
+        places(share, words, chunks, factors);
+        const u64 behind = chunks[0] % 16 / size_of(0), count = share.count;
+        const u64 first = behind == 0 ? 0 : 16 / size_of(0) - behind;
+        u64 end = first;
+        if (first < count && aligned(chunks, first, 16)) {
+            end += (count - first) / LANES * LANES;
+            Whole<LANES>::run(chunks, first, end, factors);
         }
-        for (; at < vectors; at += threads) {
-            Loaded in[SRCS];
-#pragma unroll
-            for (u32 s = 0; s < SRCS; ++s) fetch(in[s], chunks[s], at, s);
-            finish(in, chunks, at, factors);
-        }
-        for (u64 i = vectors * LANES + thread_index(); i < count; i += threads)
-            element(chunks, i, factors);
+        if (first != 0 || end != count) rest(share, words, first, end);
     }
 
-    RC_DEVICE static bool wide(u32 source) { return WIDE_SRCS >> source & 1; }
-
-    RC_DEVICE static void fetch(Loaded& to, u64 chunk, u64 at, u32 source) {
-        if (wide(source)) {
-            to.acc.bits = load<Vector>(chunk + at * 16);
-        } else {
-            to.raw.bits = load<typename Raws::Whole>(chunk + at * sizeof(Raws));
-        }
-    }
-
-    RC_DEVICE static Acc operand(const Loaded& from, u32 source, u32 lane, const Factors& factors) {
-        if (wide(source)) return from.acc.value[lane];
-        return widened(from.raw.value[lane], source, factors);
-    }
-
-    RC_DEVICE static Acc widened(Raw value, u32 source, const Factors& factors) {
-        return (RAW >> source & 1) ? Op::load(value, factors[source]) : T::widen(value);
-    }
-
-    RC_DEVICE static Raw rounded(Acc total) {
-        return T::narrow(FINAL ? Op::finish(total, RC_RANKS) : total);
-    }
-
-    RC_DEVICE static void finish(const Loaded (&in)[SRCS], const u64* chunks, u64 at,
-                                 const Factors& factors) {
-        if constexpr (!REDUCES) {
-#pragma unroll
-            for (u32 d = 0; d < DSTS; ++d) {
-                const u64 to = chunks[SRCS + d];
-                if (WIDE_DST)
-                    store(to + at * 16, in[0].acc.bits);
-                else
-                    store(to + at * sizeof(Raws), in[0].raw.bits);
-            }
-        } else {
-            Acc totals[LANES];
-#pragma unroll
-            for (u32 lane = 0; lane < LANES; ++lane) {
-                Acc value = operand(in[0], 0, lane, factors);
-#pragma unroll
-                for (u32 s = 1; s < SRCS; ++s)
-                    value = Op::combine(value, operand(in[s], s, lane, factors));
-                totals[lane] = value;
-            }
-            if constexpr (WIDE_DST) {
-                Accs whole;
-#pragma unroll
-                for (u32 lane = 0; lane < LANES; ++lane) whole.value[lane] = totals[lane];
-#pragma unroll
-                for (u32 d = 0; d < DSTS; ++d) store(chunks[SRCS + d] + at * 16, whole.bits);
-            } else {
-                Raws narrow;
-#pragma unroll
-                for (u32 lane = 0; lane < LANES; ++lane) narrow.value[lane] = rounded(totals[lane]);
-#pragma unroll
-                for (u32 d = 0; d < DSTS; ++d)
-                    store(chunks[SRCS + d] + at * sizeof(Raws), narrow.bits);
+    // The elements before the first of these and from the last on: all where both are one.
+    RC_APART static void rest(const Share& share, const u64* words, u64 first, u64 end) {
+        u64 chunks[SRCS + DSTS];
+        Factors factors = {};
+        places(share, words, chunks, factors);
+        if (first == end) first = end = 0;
+        if constexpr (WORD_LANES != 0) {
+            if (end == 0 && aligned(chunks, 0, 4)) {
+                end = share.count / WORD_LANES * WORD_LANES;
+                Whole<WORD_LANES>::run(chunks, 0, end, factors);
             }
         }
-    }
-
-    RC_DEVICE static void element(const u64* chunks, u64 i, const Factors& factors) {
-        Acc total{};
-        Raw moved{};
-#pragma unroll
-        for (u32 s = 0; s < SRCS; ++s) {
-            const u64 from = chunks[s] + i * size(wide(s));
-            Acc value{};
-            if (wide(s)) {
-                value = load<Acc>(from);
-            } else {
-                moved = load<Raw>(from);
-                if (REDUCES) value = widened(moved, s, factors);
-            }
-            total = s == 0 ? value : Op::combine(total, value);
-        }
-        if (REDUCES && !WIDE_DST) moved = rounded(total);
-#pragma unroll
-        for (u32 d = 0; d < DSTS; ++d) {
-            const u64 to = chunks[SRCS + d] + i * size(WIDE_DST);
-            if (WIDE_DST)
-                store(to, total);
-            else
-                store(to, moved);
-        }
+#pragma unroll 1
+        for (u32 part = 0; part < 2; ++part)
+            Each::run(chunks, part == 0 ? 0 : end, part == 0 ? first : share.count, factors);
     }
 };
 

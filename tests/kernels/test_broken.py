@@ -33,6 +33,8 @@ STAGED_FACTORS = Case(
 REPLICAS = Case(build("broadcast", "chain", 3), STAGED, 4000, replicas=2)
 SHORT_LAST = Case(build("broadcast", "chain", 3), STAGED, 5140, replicas=2)
 MAPPED = Case(build("all_reduce", "two_shot", 3), Launch(), 4096, replicas=2)
+SHIFTED = Case(build("all_reduce", "two_shot", 3), Launch(), 4096, shift=3, replicas=2)
+SHIFTED_WORDS = Case(build("broadcast", "chain", 3), STAGED, 1300, shift=2)
 
 ATTEMPTS = 8
 """How often a wrong kernel runs until it is seen to be wrong."""
@@ -169,16 +171,37 @@ WRONG = [
     Mutant(
         "threads take one vector twice",
         "move.cuh",
-        "chunks[s], at + u * threads, s",
-        "chunks[s], at + u, s",
+        "first + (at + u * threads) * COUNT, s)",
+        "first + (at + u) * COUNT, s)",
         MAPPED,
     ),
     Mutant(
         "the tail is left out",
         "move.cuh",
-        "i < count; i += threads)",
-        "i + 1 < count; i += threads)",
+        "part == 0 ? first : share.count",
+        "part == 0 ? first : share.count - 1",
         STAGED_CHAIN,
+    ),
+    Mutant(
+        "the head is left out",
+        "move.cuh",
+        "part == 0 ? 0 : end",
+        "part == 0 ? first : end",
+        SHIFTED,
+    ),
+    Mutant(
+        "vectors begin an element late",
+        "move.cuh",
+        "Whole<LANES>::run(chunks, first, end",
+        "Whole<LANES>::run(chunks, first + LANES, end",
+        SHIFTED,
+    ),
+    Mutant(
+        "the last word is left out",
+        "move.cuh",
+        "Whole<WORD_LANES>::run(chunks, 0, end",
+        "Whole<WORD_LANES>::run(chunks, 0, end - WORD_LANES",
+        SHIFTED_WORDS,
     ),
     Mutant(
         "the reader's own factor",
