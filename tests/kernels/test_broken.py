@@ -199,8 +199,8 @@ WRONG = [
     Mutant(
         "the last word is left out",
         "move.cuh",
-        "Whole<WORD_LANES>::run(chunks, 0, end",
-        "Whole<WORD_LANES>::run(chunks, 0, end - WORD_LANES",
+        "Whole<EACH>::run(chunks, 0, end",
+        "Whole<EACH>::run(chunks, 0, end - EACH",
         SHIFTED_WORDS,
     ),
     Mutant(
