@@ -2,14 +2,16 @@
 
 ::
 
-    python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--with OPTIONS]... [--out FOLDER]
+    python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--dtype float32] [--first 1]
+        [--with OPTIONS]... [--out FOLDER]
 
 One process a GPU. ringcoll comes twice: with symmetric memory, and with plain tensors of torch,
 which earlier calls have used; and again with each ``--with``, such as ``engine=copy,slices=4``,
 unless that is refused. Latency is that of a CUDA graph of 50 calls (fewer of large messages): the
 ranks meet, a barrier and a gate on the stream let all begin at once, and the slowest rank counts;
-the median of the replays. bfloat16, sums of small whole numbers, which are exact: every element is
-compared before anything is timed.
+the median of the replays. bfloat16, or what ``--dtype`` says, sums of small whole numbers, which
+are exact: every element is compared before anything is timed. With ``--first`` arrays miss an
+aligned address.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -122,9 +125,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rendezvous = Rendezvous(rank, nranks, args.port)
     timer = Timer(rendezvous, Line(args.line, rank, nranks), eagerly=args.eager)
     until = time.monotonic() + args.seconds
-    ours = Ringcoll(rendezvous, timer, args.dtype)
+    ours = Ringcoll(rendezvous, timer, args.dtype, args.first)
     rows: list[dict[str, Any]] = []
-    peers = Torch(rendezvous, timer, args.dtype)
+    peers = Torch(rendezvous, timer, args.dtype, args.first)
     by_hand = Yardstick(rendezvous, timer)
     windows = peers.symmetric_windows()
 
@@ -157,13 +160,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             add(list(ours.rows(name, nbytes, plain=plain)))
             for text in args.more:
                 try_ours(name, nbytes, plain=plain, **options_of(text))
-        yardstick = by_hand.row(nbytes, args.dtype) if name == "all_reduce" else None
+        others = name == "all_reduce" and args.first == 0
+        yardstick = by_hand.row(nbytes, args.dtype) if others else None
         if yardstick is not None:
             add([yardstick])
         add([peers.nccl(name, nbytes)])
         if windows is not None and (name == "all_reduce" or (args.sizes and name in WINDOWS)):
             add([peers.nccl(name, nbytes, windows)])
-        if name == "all_reduce":
+        if others:
             add(list(peers.symm_mem(nbytes)))
     cost = ours.host_cost()
     started = time.perf_counter()
@@ -180,7 +184,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def about(nranks: int, commit: str, name: str) -> dict[str, Any]:
+def command(args: argparse.Namespace) -> str:
+    """The command line that measures the same."""
+    words = ["python", "-m", "benchmarks.gpu.bars", "--ranks", str(args.ranks)]
+    words += ["--dtype", args.dtype] if args.dtype != "bfloat16" else []
+    words += ["--first", str(args.first)] if args.first else []
+    words += ["--sizes", args.sizes] if args.sizes else []
+    words += ["--collectives", args.collectives] if args.collectives else []
+    words += ["--eager"] * args.eager + ["--alternatives"] * args.alternatives
+    return shlex.join([*words, *(word for text in args.more for word in ("--with", text))])
+
+
+def about(args: argparse.Namespace) -> dict[str, Any]:
     """The machine and the versions, as every recorded measurement says them."""
     import cupy
     import torch
@@ -188,13 +203,14 @@ def about(nranks: int, commit: str, name: str) -> dict[str, Any]:
     from ringcoll import __version__
     from ringcoll.bench.environment import machine, versions
 
+    nranks = args.ranks
     gpu = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {
-        "name": f"{name}_{nranks}",
+        "name": f"{args.name}_{nranks}",
         "date": now(),
-        "command": f"python -m benchmarks.{name.replace('_', '.')} --ranks {nranks}",
-        "commit": commit,
+        "command": command(args),
+        "commit": args.commit,
         "machine": {**machine(nranks, threads=False, device="cuda"), "gpus": f"{nranks} {gpu}"},
         "versions": {
             **versions(__version__),
@@ -254,6 +270,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", default="", help="256:512M:4 or 4K,1M; default: the bars'")
     parser.add_argument("--collectives", default="", help="default: all of them")
     parser.add_argument("--dtype", choices=WORDS, default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="elements by which arrays begin behind an allocation, where torch's and the "
+        "hand-written kernels take none",
+    )
     parser.add_argument("--eager", action="store_true", help="without graphs, too")
     parser.add_argument("--name", default="gpu_bars", help=argparse.SUPPRESS)
     add_out(parser)
@@ -271,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(table(found), flush=True)
             if args.out is not None:
                 args.out.mkdir(parents=True, exist_ok=True)
-                whole = {**about(args.ranks, args.commit, args.name), **found}
+                whole = {**about(args), **found}
                 path = args.out / f"{args.name}_{args.ranks}.json"
                 path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
         wrong = any(row.get("wrong") for row in found["rows"])
@@ -285,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words += ["--port", str(port), "--seconds", str(args.seconds), "--commit", args.commit]
     words += ["--sizes", args.sizes, "--collectives", args.collectives, "--name", args.name]
     words += [] if args.out is None else ["--out", str(args.out)]
-    words += ["--dtype", args.dtype, *["--eager"] * args.eager]
+    words += ["--dtype", args.dtype, "--first", str(args.first), *["--eager"] * args.eager]
     words += ["--alternatives"] * args.alternatives
     words += [word for text in args.more for word in ("--with", text)]
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:

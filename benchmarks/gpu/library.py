@@ -80,9 +80,12 @@ def bits_of(array: Any) -> Any:
 
 
 class Ringcoll:
-    """Times the library; ``dtype`` is one of :data:`WORDS`."""
+    """Times the library on arrays of a type, one of :data:`WORDS`.
 
-    def __init__(self, rendezvous: Rendezvous, timer: Timer, dtype: str) -> None:
+    They begin ``first`` elements behind the beginning of an allocation.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, timer: Timer, dtype: str, first: int) -> None:
         import cupy
         import torch
 
@@ -92,7 +95,7 @@ class Ringcoll:
         self.comm = ringcoll.init(rendezvous, device="cuda", timeout=20.0)
         self.init_seconds = time.perf_counter() - started
         self.rendezvous, self.timer, self.dtype = rendezvous, timer, dtype
-        self._itemsize = {"bfloat16": 2, "float32": 4}[dtype]
+        self._itemsize, self.first = {"bfloat16": 2, "float32": 4}[dtype], first
         timer.align = lambda stream: self.comm.barrier(stream=stream.ptr)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._torch_stream = torch.cuda.ExternalStream(self.stream.ptr)
@@ -136,6 +139,7 @@ class Ringcoll:
                 "collective": name,
                 "bytes": nbytes,
                 "dtype": self.dtype,
+                "first": self.first,
                 "in_place": in_place,
                 "us": round(seconds, 2),
                 "wrong": wrong,
@@ -155,9 +159,12 @@ class Ringcoll:
         """An array in symmetric memory, or a tensor in plain memory."""
         import torch
 
+        count += self.first
         if plain:
-            return torch.empty(count, dtype=getattr(torch, self.dtype), device="cuda")
-        return self.comm.empty(count, self.dtype)
+            made = torch.empty(count, dtype=getattr(torch, self.dtype), device="cuda")
+        else:
+            made = self.comm.empty(count, self.dtype)
+        return made[self.first :]
 
     def _call(
         self, name: str, send: Any, recv: Any, in_place: bool, options: dict[str, Any]

@@ -16,9 +16,12 @@ MIB = 1 << 20
 
 
 class Torch:
-    """Times NCCL and torch's symmetric memory; ``dtype`` is the name of a type of torch."""
+    """Times NCCL and torch's symmetric memory; ``dtype`` is the name of a type of torch.
 
-    def __init__(self, rendezvous: Rendezvous, timer: Timer, dtype: str) -> None:
+    NCCL's arrays begin ``first`` elements behind the beginning of an allocation.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, timer: Timer, dtype: str, first: int) -> None:
         import cupy
         import torch
         import torch.distributed as dist
@@ -26,6 +29,7 @@ class Torch:
         self.rank, self.nranks, self.timer = rendezvous.rank, rendezvous.nranks, timer
         self.torch, self.dist = torch, dist
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self.first = first
         torch.cuda.set_device(rendezvous.rank)
         started = time.perf_counter()
         dist.init_process_group(
@@ -76,7 +80,9 @@ class Torch:
         def plain(count: int) -> Any:
             return torch.zeros(count, dtype=self.dtype, device="cuda")
 
-        allocate = make or plain
+        def allocate(count: int) -> Any:
+            return (make or plain)(count + self.first)[self.first :]
+
         wide = name in ("all_gather", "reduce_scatter", "all_to_all")
         count = nbytes // self.dtype.itemsize // (n if wide else 1)
         one, every = allocate(count), allocate(count * n if wide else count)
@@ -90,7 +96,7 @@ class Torch:
         }
         other = allocate(count * n) if name == "all_to_all" else None
         lib = "nccl" if make is None else "nccl symmetric"
-        return self.row(lib, name, nbytes, calls[name])
+        return {**self.row(lib, name, nbytes, calls[name]), "first": self.first}
 
     def symmetric_windows(self) -> Callable[[int], Any] | None:
         """An allocator whose memory NCCL knows as symmetric windows; None if torch has none."""
