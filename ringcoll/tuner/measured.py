@@ -233,7 +233,8 @@ PUSHED_BYTES = Measured(
     "and 2387. reduce_scatter by all_pairs with 8 MiB, and by one_shot in 128 blocks: 64 MiB 126 "
     "and 117, 512 MiB 885 and 815; on H200 512 MiB by one_shot 813, by all_pairs with 8 and 16 MiB "
     "977 and 801, by one lane that writes and sums 1697 and 1082, by two that write beside one "
-    "that sums 1235 and 904",
+    "that sums 1235 and 904; by all_pairs_output and by one_shot (gpu_outputs_2.json) 32 MiB 70 "
+    "and 67, 64 MiB 121 and 123, 128 MiB 217 and 222, 512 MiB 775 and 825, 1 GiB 1512 and 1630",
 )
 """Bytes from which two ranks run PUSH_ALGORITHMS: where both read from each other, their requests
 take a part of the links, which carry 316 GB/s to both so and 365 where both write. Its two lanes
@@ -369,7 +370,9 @@ PIPELINED: Measured[tuple[int, int, int] | None] = Measured(
     "broadcast by chain, in µs: 16 MiB 97.8 with 4 slices, 94.7 with 8; 64 MiB 250 with 8, 248 "
     "with 16, 266 with 32; 512 MiB 1566 with 64, 1590 with 128; several rings side by side changed "
     "nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16; 64 MiB 233 "
-    "with 8, 232 with 16, 229 with 24",
+    "with 8, 232 with 16, 229 with 24. reduce_scatter of 2 H200 by all_pairs_output "
+    "(gpu_outputs_2.json): 64 MiB 123 with 8, 121 with 16, 135 with 32; 256 MiB 409 with 16, 405 "
+    "with 32, 407 with 64; 512 MiB 779 with 16, 775 with 64, 802 with 128",
     {
         "chain": (4 << 20, 8, 64),
         "scatter_gather_fused": (2 << 20, 4, 24),
