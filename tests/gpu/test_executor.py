@@ -14,7 +14,6 @@ from ringcoll.cuda.device import Device
 from ringcoll.errors import MismatchError, OutOfMemory
 from ringcoll.executors.cuda import preparing
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.params import Parameter
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.shared_state import RECORDS
@@ -178,31 +177,54 @@ def test_different_roots_are_told_by_the_watchdog(stand_in, texts, together):
 
 
 @needs_compiler
-def test_the_watchdog_reads_no_hellos_of_calls_that_it_has_seen(
-    stand_in, texts, together, monkeypatch
+@pytest.mark.parametrize("replays", [0, 3])
+def test_the_watchdog_finds_calls_that_begin_late_and_behind_replays(
+    stand_in, texts, together, replays
 ):
+    """The host counts no replay of a graph; a kernel may begin when it has looked before."""
     stand_in(2)
-    poll, read = Hellos.poll, list[int]()
-
-    def noting(hellos):
-        read.append(hellos._rank)
-        return poll(hellos)
-
-    monkeypatch.setattr(Hellos, "poll", noting)
 
     def work(fabric):
         rank = Rank(fabric, texts)
         x = np.ones(100, "float32")
-        for name, reads in (("all_reduce", 0), ("broadcast", 2), ("broadcast", 2)):
+        first, call = rank.ready("all_reduce", x), rank.ready("broadcast", x, root=fabric.rank)
+        for _ in range(1 + replays):
             rank.meet()
-            rank.cuda.run(rank.ready(name, x), 0)
-            rank.meet()
-            before = read.count(fabric.rank)
-            assert [rank.cuda.async_errors.watch_mismatch() for _ in range(5)] == [None] * 5
-            assert read.count(fabric.rank) - before == reads, name
-        return True
+            first.launchable.launch(0, first.addresses)
+        watched = rank.cuda.async_errors.watch_mismatch
+        early = [watched() for _ in range(3)]
+        rank.meet()
+        call.launchable.launch(0, call.addresses)
+        rank.meet()
+        return early, [watched() for _ in range(3)][-1]
 
-    assert together(2, work) == [True] * 2
+    for early, error in together(2, work):
+        assert early == [None] * 3
+        assert isinstance(error, MismatchError)
+
+
+@needs_compiler
+def test_the_watchdog_waits_for_no_one_who_reads_the_hellos(stand_in, texts, together, monkeypatch):
+    """The copy may be stuck behind others in a hardware queue."""
+    runtime = stand_in(1)
+
+    def work(fabric):
+        rank = Rank(fabric, texts)
+        hellos, go = rank.cuda.async_errors._hellos, threading.Event()
+        monkeypatch.setattr(runtime, "streamSynchronize", lambda _stream: go.wait(20))
+        reader = threading.Thread(target=hellos.newest)
+        reader.start()
+        poll = threading.Thread(target=hellos.poll)
+        while not hellos._lock.locked():
+            pass
+        poll.start()
+        poll.join(10)
+        waits = poll.is_alive()
+        go.set()
+        reader.join()
+        return waits
+
+    assert together(1, work) == [False]
 
 
 @needs_compiler

@@ -94,6 +94,23 @@ def test_messages_after_a_rooted_call_read_no_hellos(ranks, monkeypatch):
     assert reads == []
 
 
+@placed([0, 1])
+def test_different_roots_are_told_to_ranks_that_wait_for_messages(ranks):
+    """By the watchdog, long before the deadline of 20 s."""
+
+    def work(comm):
+        buffers = [FakeBuffer(comm, 40, "int32") for _ in range(2)]
+        comm.broadcast(buffers[0].array, root=comm.rank)
+        comm.recv(buffers[1].array, 1 - comm.rank)
+        comm.synchronize()
+
+    began = time.monotonic()
+    failures = in_threads(ranks, work)
+    assert time.monotonic() - began < 10
+    assert len(failures) == 2
+    assert any(isinstance(error, MismatchError) and "root=0" in str(error) for error in failures)
+
+
 @placed([0], *PLACES)
 @pytest.mark.parametrize("count", [0, 1, 1237, LARGE])
 def test_a_ring(ranks, count):

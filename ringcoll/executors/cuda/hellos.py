@@ -6,6 +6,7 @@ their hellos.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -43,20 +44,24 @@ class Hellos:
         """By rank the last call that it is known to have entered, and the number of its record."""
         return newest(self._read(), self._nranks)
 
-    def poll(self) -> tuple[Report | None, list[tuple[int, int]]] | None:
-        """Both of these, read since an earlier poll; None: this one began to read, or waits still.
+    def poll(self) -> Report | None:
+        """What :meth:`find_mismatch` finds in the hellos that an earlier poll began to read.
 
-        It holds up no thread: the copy may lie in a hardware queue behind others that wait.
+        None too while they are being read, and of the first poll. It waits for nothing: the copy
+        may lie in a hardware queue behind others that wait, and who reads them meanwhile, too.
         """
-        with self._lock, on(self._ordinal) as cuda, outside_capture():
-            if not self._asked:
-                self._asked = True
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            with on(self._ordinal) as cuda, outside_capture():
+                if self._asked and cuda.streamQuery(self._stream) != 0:
+                    return None
+                data = bytes(self._copy.host) if self._asked else b""
                 self._begin(cuda)
-                return None
-            if cuda.streamQuery(self._stream) != 0:
-                return None
-            self._asked, data = False, bytes(self._copy.host)
-        return find_mismatch(data, self._nranks, self._rank), newest(data, self._nranks)
+                self._asked = True
+        finally:
+            self._lock.release()
+        return find_mismatch(data, self._nranks, self._rank) if data else None
 
     def _read(self) -> bytes:
         with self._lock, on(self._ordinal) as cuda, outside_capture():
@@ -73,6 +78,8 @@ class Hellos:
         stream, self._stream = self._stream, 0
         if stream:
             with on(self._ordinal) as cuda:
+                with suppress(cuda.CUDARuntimeError):
+                    cuda.streamSynchronize(stream)  # a poll may have begun a copy
                 cuda.streamDestroy(stream)
         self._copy.free()
 
