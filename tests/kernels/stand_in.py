@@ -55,7 +55,9 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-
 LEAN = ("-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables")
 # Distributions have their compilers check each longjmp: one to another stack ends the process.
 UNCHECKED = "-U_FORTIFY_SOURCE"
-FLAGS = ("-std=c++17", UNCHECKED, "-pthread", *LEAN, *WARNINGS)
+# A GPU refuses what misses an aligned address; the processor would read it.
+ALIGNED = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+FLAGS = ("-std=c++17", UNCHECKED, "-pthread", *ALIGNED, *LEAN, *WARNINGS)
 
 
 @functools.cache

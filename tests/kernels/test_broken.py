@@ -190,7 +190,7 @@ WRONG = [
         SHIFTED,
     ),
     Mutant(
-        "vectors begin an element late",
+        "the first vector is left out",
         "move.cuh",
         "Whole<LANES>::run(chunks, first, end",
         "Whole<LANES>::run(chunks, first + LANES, end",
@@ -304,6 +304,24 @@ def test_a_wrong_kernel_is_seen(mutant: Mutant, tmp_path: Path) -> None:
         outcome = run_apart(mutant.case, tmp_path, kernels=kernels, calls=mutant.calls, timeout=0.5)
         verdicts.append(outcome.verdict())
     assert verdicts[-1] in {"wrong", "report"}
+
+
+def test_an_access_at_a_misaligned_address_ends_the_process(tmp_path: Path) -> None:
+    """As it ends a kernel on a GPU: here the alignment of the first array counts for all."""
+    mutant = Mutant(
+        "the first array's alignment",
+        "move.cuh",
+        "(chunks[k] + first * size_of(k)) % bytes == 0",
+        "(k > 0 || (chunks[k] + first * size_of(k)) % bytes == 0)",
+        SHIFTED_WORDS,
+    )
+    verdicts = [
+        run_apart(
+            mutant.case, tmp_path, kernels=kernels_of(mutant, tmp_path, wrong=wrong)
+        ).verdict()
+        for wrong in (False, True)
+    ]
+    assert verdicts == ["right", "crash"]
 
 
 @needs_sanitizer

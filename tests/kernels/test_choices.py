@@ -310,6 +310,7 @@ def test_two_ranks_push_what_is_large(nranks, mebibytes, mapped, algorithm, slic
         (1024, {}, "all_pairs_output", 64, 2 * 64),
         (512, {"in_place": True}, "one_shot", 1, 64),
         (512, {"mapped": frozenset()}, "all_pairs", 128, 2 * 64),
+        (512, {"mapped": frozenset({Buffer.INPUT})}, "one_shot", 1, 64),
         (512, {"blocks": 96}, "one_shot", 1, 64),
         (512, {"nranks": 4}, "one_shot", 1, 64),
     ],

@@ -210,3 +210,12 @@ def test_only_the_machine_is_stood_in_for() -> None:
     used |= headers_of(fold_text(kind, op, raw_in=True, raw_out=False, final=False))
     package = {path.resolve() for path in KERNELS.glob("*.cuh")}
     assert used == package - {KERNELS / "system.cuh"} | {CPU / "system.cuh"}
+
+
+@pytest.mark.parametrize("launch", [LL, Launch()], ids=["LL", "mapped"])
+def test_complex_numbers_may_lie_between_words_of_eight_bytes(monkeypatch, launch: Launch) -> None:
+    """As a view of float32 from the second element on does; a GPU would refuse to load words."""
+    take = World.take
+    monkeypatch.setattr(World, "take", lambda world, nbytes, _shift=0: take(world, nbytes, 4))
+    world, case = World(2), Case(build("all_gather", "all_pairs", 2), launch, 101, "complex64")
+    world.call(case).check(case)

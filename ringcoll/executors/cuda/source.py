@@ -46,10 +46,13 @@ _BY_WIDTH = {1: "UInt8", 2: "UInt16", 4: "UInt32", 8: "UInt64", 16: "Complex128"
 
 
 def names_of(dtype: DType, op: ReduceOp | None) -> tuple[str, str]:
-    """The C++ names of a dtype and an operator; without an operator only the width counts."""
-    if op is None:
+    """The C++ names of a dtype and an operator; without an operator only the width counts.
+
+    And the alignment: an array of complex64 may begin between two words of eight bytes.
+    """
+    if op is None and dtype.name != "complex64":
         return _BY_WIDTH[dtype.itemsize], "Sum"
-    return TYPES[dtype.name], OPERATORS[op.name]
+    return TYPES[dtype.name], OPERATORS["sum" if op is None else op.name]
 
 
 def _takes(op: str, dtype: DType) -> bool:
