@@ -195,6 +195,12 @@ def command(args: argparse.Namespace) -> str:
     return shlex.join([*words, *(word for text in args.more for word in ("--with", text))])
 
 
+def file_name(args: argparse.Namespace) -> str:
+    """Of the record, which pages read where arrays are aligned and of bfloat16."""
+    dtype = "" if args.dtype == "bfloat16" else f"_{args.dtype}"
+    return f"{args.name}{dtype}{f'_first_{args.first}' if args.first else ''}_{args.ranks}"
+
+
 def about(args: argparse.Namespace) -> dict[str, Any]:
     """The machine and the versions, as every recorded measurement says them."""
     import cupy
@@ -207,7 +213,7 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
     gpu = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {
-        "name": f"{args.name}_{nranks}",
+        "name": file_name(args),
         "date": now(),
         "command": command(args),
         "commit": args.commit,
@@ -274,8 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--first",
         type=int,
         default=0,
-        help="elements by which arrays begin behind an allocation, where torch's and the "
-        "hand-written kernels take none",
+        help="elements by which arrays begin behind an allocation; torch's symmetric memory and "
+        "the kernels by hand are left out then",
     )
     parser.add_argument("--eager", action="store_true", help="without graphs, too")
     parser.add_argument("--name", default="gpu_bars", help=argparse.SUPPRESS)
@@ -285,6 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         calls = list(wanted_calls(args.collectives, args.sizes))
     except ArgumentError as error:
         parser.error(str(error))
+    if args.first < 0:
+        parser.error(f"--first {args.first}: at least 0")
     unknown = {name for name, _ in calls} - {"all_reduce", *COLLECTIVES}
     if unknown:
         parser.error(f"no such collectives: {', '.join(sorted(unknown))}")
@@ -295,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.out is not None:
                 args.out.mkdir(parents=True, exist_ok=True)
                 whole = {**about(args), **found}
-                path = args.out / f"{args.name}_{args.ranks}.json"
+                path = args.out / f"{file_name(args)}.json"
                 path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
         wrong = any(row.get("wrong") for row in found["rows"])
         os._exit(int(wrong))  # NCCL's threads need not be waited for

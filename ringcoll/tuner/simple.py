@@ -33,6 +33,7 @@ from ringcoll.tuner.measured import (
     LARGE_RANKS,
     LEAST_COPIED,
     LEAST_LARGE,
+    LL128_BYTES,
     PAIR_ALGORITHMS,
     PAIR_SLICES,
     PAIR_SLOTS,
@@ -122,8 +123,9 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
 
 def least_large(machine: GpuRanks, engine: str | None) -> int:
     """Bytes from which :func:`is_large` may hold for a call with this option."""
-    asked = engine == "copy" or machine.table is not None
-    return LEAST_COPIED if asked else LEAST_LARGE
+    if engine == "copy":
+        return LEAST_COPIED
+    return LEAST_LARGE if machine.table is None else min(LEAST_COPIED, LEAST_LARGE)
 
 
 def is_large(call: Call, machine: GpuRanks, limits: Limits) -> bool:
@@ -145,11 +147,13 @@ def may_copy(call: Call, nranks: int) -> bool:
     """Whether a table may choose copy engines for a call.
 
     Which call is the first by copies depends on time, and more than two ranks would sum in another
-    order from then on: results would differ from run to run.
+    order from then on: results would differ from run to run. Calls by LL128 are found again without
+    the number that large ones have.
     """
     kind, scales = COLLECTIVES[call.collective], call.op is not None and call.op.scales
     ordered = kind.reduces and (nranks > 2 or kind.prefix)
-    return call.nbytes >= COPIED_BYTES.of(call.collective) and not (ordered or scales)
+    least = max(COPIED_BYTES.of(call.collective), LL128_BYTES.of(call.collective) + 1)
+    return call.nbytes >= least and not (ordered or scales)
 
 
 def copied_blocks(program: Program) -> frozenset[int]:
@@ -196,8 +200,9 @@ def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple
         return SIMPLE_ALGORITHMS
     if call.nbytes >= PUSHED_BYTES.value and call.collective in PUSH_ALGORITHMS.by:
         # In place OUTPUT has no room for contributions; of fewer blocks, half would be too few.
+        room = Buffer.OUTPUT in limits.mapped and not in_place(call)
         both = machine.most(limits) >= 2 * REPLICAS.of(call.collective)
-        if call.collective != "reduce_scatter" or (both and not in_place(call)):
+        if call.collective != "reduce_scatter" or (room and both):
             return PUSH_ALGORITHMS
     return PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
 

@@ -115,7 +115,11 @@ class Table:
         if call.counts or not is_free(limits):
             return None
         mapped = bool(limits.mapped) and not limits.large_scratch
-        return self.entry(call.collective, call.nbytes, mapped=mapped)
+        found = self.entry(call.collective, call.nbytes, mapped=mapped)
+        # It was timed out of place, where OUTPUT has room for contributions.
+        if found is not None and call.in_place and found.timed[0].algorithm == "all_pairs_output":
+            return None
+        return found
 
     def copies(self, call: Call, limits: Limits) -> bool | None:
         """Whether copy engines run a call; None without an entry for plain memory.

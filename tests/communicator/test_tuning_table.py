@@ -14,12 +14,16 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.communicator.explaining import call_of
 from ringcoll.communicator.setup import tables as places
 from ringcoll.communicator.setup import tuning
 from ringcoll.communicator.setup.start import communicator_on
 from ringcoll.config import Config, Settings
 from ringcoll.fabric import Fabric, each, thread_fabrics
+from ringcoll.launch import ALL_MAPPED
+from ringcoll.tuner import Limits, measured
 from ringcoll.tuner import table as tables
+from ringcoll.tuner.simple import may_copy
 from ringcoll.tuner.table import Table, parse
 
 NBYTES = 1 << 20
@@ -445,3 +449,22 @@ def test_ranks_that_name_other_tables_are_told_apart(given, tmp_path):
         return str(error.value)
 
     assert all("rank 1" in text and "u.json" in text for text in on_threads(run))
+
+
+def test_where_a_table_was_measured_out_of_place_it_leaves_calls_in_place_alone():
+    best = timed("all_pairs_output", 1e-4, engine="sm", slices=64)
+    found = entry(64 << 20, best, collective="reduce_scatter", mapped=True)
+    table = parse(json.dumps(content(entries=[found])))
+    call, limits = call_of("reduce_scatter", 64 << 20, 2), Limits(mapped=ALL_MAPPED)
+    chosen = table.options(call, limits)
+    assert chosen is not None and chosen.algorithm == "all_pairs_output"
+    call.in_place = True
+    assert table.options(call, limits) is None
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter", "all_gather", "broadcast", "all_reduce"])
+def test_no_table_gives_copy_engines_what_goes_by_ll128(name):
+    """Such a call is found again without the number that large ones have."""
+    edge = measured.LL128_BYTES.of(name)
+    assert not may_copy(call_of(name, edge, 2), 2)
+    assert may_copy(call_of(name, 2 * edge, 2), 2)
