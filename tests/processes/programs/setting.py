@@ -23,8 +23,13 @@ def begin(timeout=20):
 
 
 def again(comm):
-    """A communicator of the same ranks."""
-    return comm.split(0)
+    """A communicator of the same ranks.
+
+    All have it when one has: a rank still in ``split`` would meet there what goes wrong in it.
+    """
+    child = comm.split(0)
+    comm.barrier()
+    return child
 
 
 def numbers(count=SMALL, dtype="float32"):
