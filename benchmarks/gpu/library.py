@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from benchmarks.gpu.timer import Rendezvous, Timer, calls_of
 
 __all__ = ["WORDS", "Ringcoll", "as_bits", "bits_of", "pattern"]
@@ -95,7 +97,7 @@ class Ringcoll:
         self.comm = ringcoll.init(rendezvous, device="cuda", timeout=20.0)
         self.init_seconds = time.perf_counter() - started
         self.rendezvous, self.timer, self.dtype = rendezvous, timer, dtype
-        self._itemsize, self.first = {"bfloat16": 2, "float32": 4}[dtype], first
+        self._itemsize, self.first = np.dtype(WORDS[dtype]).itemsize, first
         timer.align = lambda stream: self.comm.barrier(stream=stream.ptr)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._torch_stream = torch.cuda.ExternalStream(self.stream.ptr)
