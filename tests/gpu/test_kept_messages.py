@@ -200,10 +200,10 @@ def test_a_message_that_cannot_be_prepared_is_not_launched(comms, monkeypatch, e
     def noted(self, *arguments):
         ran.append(self.rank)
 
-    def no_memory(self, calls):
+    def no_memory(self, *arguments):
         if self.rank == 0:
             raise error
-        return honest(self, calls)
+        return honest(self, *arguments)
 
     monkeypatch.setattr(CudaPairs, "run", noted)
     monkeypatch.setattr(PairCalls, "tasks", noted)

@@ -249,11 +249,37 @@ class CudaEngine(Engine):
         shape = self._message_shape(name, peers, sendbuf, recvbuf, how)
         if shape is None:
             return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
-        key, found, stream, later, first, second, options = shape
+        _, found, *_, options = shape
         if found is None:
             check_tag(name, self._rank, options)
             calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
             found = self._kept_messages(name, calls, shape)
+        return self._launch_messages(found, shape, name, sendbuf, recvbuf)
+
+    def exchange(
+        self,
+        name: str,
+        check: Callable[..., VCall],
+        sendbuf: Any,
+        recvbuf: Any,
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """Find the messages of a v-variant by its shape, or check them, and launch them."""
+        shape = self._message_shape(name, comparable(arguments), sendbuf, recvbuf, how)
+        if shape is None:
+            return super().exchange(name, check, sendbuf, recvbuf, arguments, how)
+        _, found, *_ = shape
+        if found is None:
+            calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
+            found = self._kept_messages(name, calls, shape)
+        return self._launch_messages(found, shape, name, sendbuf, recvbuf)
+
+    def _launch_messages(
+        self, found: _Messages, shape: _MessageShape, name: str, sendbuf: Any, recvbuf: Any
+    ) -> Work | None:
+        """Launch kept messages on the caller's stream, alone or with others of a group."""
+        key, _, stream, later, first, second, _ = shape
         like = recvbuf if sendbuf is None else sendbuf
         library = self._libraries[like.__class__]
         if stream is None:
@@ -279,27 +305,6 @@ class CudaEngine(Engine):
             return None
         event = state.cuda.events.record(pointer)
         return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
-
-    def exchange(
-        self,
-        name: str,
-        check: Callable[..., VCall],
-        sendbuf: Any,
-        recvbuf: Any,
-        arguments: tuple[Any, ...],
-        how: dict[str, Any],
-    ) -> Work | None:
-        """Find the messages of a v-variant by its shape, or check them, and launch them."""
-        shape = self._message_shape(name, comparable(arguments), sendbuf, recvbuf, how)
-        if shape is None:
-            return super().exchange(name, check, sendbuf, recvbuf, arguments, how)
-        _, found, stream, *_ = shape
-        if found is None:
-            calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
-            found = self._kept_messages(name, calls, shape)
-        like = recvbuf if sendbuf is None else sendbuf
-        pointer, owner = self._stream_of(stream, like, name)
-        return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
 
     def _message_shape(
         self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]
@@ -388,7 +393,7 @@ class CudaEngine(Engine):
         state.usable()
         with state.lock:  # another thread's launch uses the same kept kernels
             try:
-                found.prepared = state.prepared_pairs(found.calls)
+                found.prepared = state.prepared_pairs(found.calls, found.places)
             except BaseException:
                 self._messages.pop(key, None)
                 raise

@@ -286,10 +286,15 @@ class CudaState(RankState):
         key = shapes_of(calls)
         return PairCalls(self.sending, calls, stream, timeout, owned, most, copied, key=key)
 
-    def prepared_pairs(self, calls: PairCalls) -> PreparedPairs:
-        """The launch of the messages of one call, for all arrays of their shape."""
+    def prepared_pairs(
+        self, calls: PairCalls, places: Sequence[tuple[int | None, int | None]]
+    ) -> PreparedPairs:
+        """The launch of the messages of one call, for all arrays of their shape.
+
+        ``places``: of each message the bytes into INPUT and OUTPUT; None where it has none.
+        """
         try:
-            return self.sending.prepared(calls)
+            return self.sending.prepared(calls, places)
         except BaseException as error:
             self.fail(error)  # the other end waits for this one's launch
             raise

@@ -11,6 +11,7 @@ from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.params import Addresses, AddressWords, Body
 from ringcoll.executors.cuda.recounted import RecountedCall, Recounter
 from ringcoll.executors.cuda.recounts import Recounts
+from ringcoll.executors.cuda.simple import Writer
 from ringcoll.tuner.choice import Choice, Limits
 
 
@@ -41,6 +42,7 @@ class CudaCall:
     counts: range | None = None  # for which the same kernel runs; None: not found yet
     recounts: Recounts | None = None  # by LL or LL128, once a call of another count was prepared
     recounter: Recounter | None = None  # the same, once such a call was to be launched
+    writers: tuple[Writer, ...] = ()  # by Simple, once a call of another count was prepared
 
     @property
     def any_class(self) -> bool:

@@ -13,6 +13,7 @@ from ringcoll.executors.cuda.dual_program import (
     Variant,
     dual_body,
     dual_words,
+    dual_writers,
     fits_dual,
     fits_one,
 )
@@ -95,15 +96,27 @@ def body_of(choice: Choice, call: Call, workspace: Workspace, local: tuple[Addre
     return traced(body, local)
 
 
-def body_like(body: Body, choice: Choice, call: Call, workspace: Workspace, at: Addresses) -> Body:
-    """The body of :func:`body_of` by Simple for one rank and another count, without a trace."""
+def writers_of(
+    choice: Choice, call: Call, workspace: Workspace, at: Addresses
+) -> tuple[Writer, ...]:
+    """What writes the words of a call by Simple on one rank, for any count: see :func:`body_like`.
+
+    In the order of :attr:`Choice.variants`.
+    """
     program, layout, dtype, op = choice.program, choice.layout, call.dtype, call.op
     if choice.direct is not None:
-        words = dual_words(*_variants(choice), dtype, op, workspace, at)
+        return dual_writers(*_variants(choice), dtype, op, workspace, at)
+    scales = op is not None and op.scales
+    return (Writer(program, layout, dtype, workspace, (at,), scales=scales),)
+
+
+def body_like(body: Body, writers: Sequence[Writer], choice: Choice, at: Addresses) -> Body:
+    """The body of :func:`body_of` by Simple for one rank and another count, without a trace."""
+    own = [writer.of(of.layout) for writer, of in zip(writers, choice.variants, strict=True)]
+    if choice.direct is not None:
+        words = dual_words(*_variants(choice), own, at)
     else:
-        scales = op is not None and op.scales
-        writer = Writer(program, layout, dtype, workspace, (at,), scales=scales)
-        words = padded([writer.rank(at)])[0]
+        words = padded([own[0].rank(at)])[0]
     return replace(body, words=(words,))
 
 

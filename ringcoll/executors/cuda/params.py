@@ -185,15 +185,22 @@ AddressWords = tuple[tuple[tuple[int, int], ...], ...]
 
 def address_words(body: Body, local: Sequence[Addresses], given: int = GIVEN) -> AddressWords:
     """Where the bytes of :func:`pack` hold the addresses that a launch is given for each rank."""
-    found: list[list[tuple[int, int]]] = [[] for _ in range(given * len(local))]
+    found: list[tuple[tuple[int, int], ...]] = []
     first = _HEAD.size // 8
-    for rank, (at, own) in enumerate(zip(local, body.words, strict=True)):
+    for at, own in zip(local, body.words, strict=True):
         first += _LOCAL.size // 8 + len(at.workspaces)
         words = (at.mappings, *at.hello, 0, 0, *at.user, 0, 0, *own)
-        for at_word, word in enumerate(words, first):
-            if isinstance(word, GivenAddress):
-                found[given * rank + word.number].append((at_word, word.offset))
+        found += given_words(words, first, given)
         first += len(words)
+    return tuple(found)
+
+
+def given_words(words: Sequence[int], first: int, given: int) -> AddressWords:
+    """Which words of one rank, the first of them number ``first``, hold which given address."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(given)]
+    for at, word in enumerate(words, first):
+        if isinstance(word, GivenAddress):
+            found[word.number].append((at, word.offset))
     return tuple(map(tuple, found))
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 
 from ringcoll.algorithms import build
 from ringcoll.collectives import Collective
@@ -29,7 +29,7 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
-from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
+from ringcoll.executors.cuda.params import LARGEST, Addresses, Body
 from ringcoll.executors.cuda.simple import RESIDENT, THREADS, KernelPart, Move, Writer, move_of
 from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda.workspace import Workspace
@@ -63,6 +63,7 @@ IN_SCRATCH = 0xFFFF
 """In place of the direct block's replicas: see ``kernels/point_to_point.cuh``."""
 _WIDTHS = (1, 2, 4, 8)
 _BYTE = dtype_of("uint8")
+_MESSAGE, _LOCAL_COPY = Collective("send", 2), Collective("all_to_all", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Half:
     stages: bool = field(default=False)  # never directly, which takes words of their own
 
 
+@cache
 def window_bytes(workspace: Workspace) -> int:
     """Bytes of the longest small message: its send ends before the receive begins."""
     return WINDOW * (workspace.zone_half // WINDOW // _PIECE * _PIECE)
@@ -118,7 +120,7 @@ class Form:
 
     def layout(self, nbytes: int) -> Layout:
         """The slices of a message."""
-        return Layout(Collective("send", 2), (nbytes,), self.slices, align=_PIECE)
+        return Layout(_MESSAGE, (nbytes,), self.slices, align=_PIECE)
 
 
 def form_of(message: Message, workspace: Workspace, *, direct: bool = False) -> Form:
@@ -174,26 +176,39 @@ def pairs_body(
 ) -> Body:
     """Text and words for the ranks of one launch; ``blocks`` are those of :func:`shared_out`."""
     rows = [
-        _rank(workspace, at, own, given)
+        rank_words(workspace, at, own, given)
         for at, own, given in zip(local, halves, blocks, strict=True)
     ]
-    words = _padded(rows, len(local[0].workspaces))
-    text = pairs_text(len(local[0].workspaces), len(local), len(words[0]))
-    return Body(text, words, (0,) * len(local), 0, workspace.zone_half)
+    width = width_of(rows, workspace.nranks)
+    words = tuple((*row, *(0,) * (width - len(row))) for row in rows)
+    return _body(workspace, words)
 
 
-def _padded(rows: Sequence[list[int]], nranks: int) -> tuple[tuple[int, ...], ...]:
-    """Words of one length: a power of two where a launch may carry that, so that texts agree."""
+def empty_body(workspace: Workspace, width: int) -> Body:
+    """The body of one rank in whose place for so many words there is no message."""
+    return _body(workspace, ((0,) * width,))
+
+
+def _body(workspace: Workspace, words: tuple[tuple[int, ...], ...]) -> Body:
+    text = pairs_text(workspace.nranks, len(words), len(words[0]))
+    return Body(text, words, (0,) * len(words), 0, workspace.zone_half)
+
+
+def width_of(rows: Sequence[Sequence[int]], nranks: int) -> int:
+    """How many words ranks have together with padding, so that texts agree: a power of two.
+
+    Where a launch cannot carry that, a multiple of 16.
+    """
     longest = max(WORDS, *map(len, rows))
     wide = 1 << (longest - 1).bit_length()
-    if 64 + len(rows) * 8 * (wide + nranks + 16) > LARGEST:
-        return padded(rows)
-    return tuple((*row, *(0,) * (wide - len(row))) for row in rows)
+    fits = 64 + len(rows) * 8 * (wide + nranks + 16) <= LARGEST
+    return wide if fits else -(-longest // 16) * 16
 
 
-def _rank(
+def rank_words(
     workspace: Workspace, at: Addresses, halves: Sequence[Half], blocks: Sequence[int]
 ) -> list[int]:
+    """The words of a rank."""
     words = [len(halves), *(0 for _ in halves)]
     first = 0
     for number, (half, given) in enumerate(zip(halves, blocks, strict=True), 1):
@@ -212,7 +227,7 @@ def _half(workspace: Workspace, at: Addresses, half: Half, first: int, blocks: i
         forms = [staged]
         if staged.large and not (staged.scratch or half.copies or half.stages):
             forms.append(form_of(message, workspace, direct=True))
-        programs = [list(_block(workspace, at, half, message, form)) for form in forms]
+        programs = [_block(workspace, at, half, message, form) for form in forms]
         direct = forms[1].replicas if forms[1:] else 0
         if staged.scratch:
             direct = IN_SCRATCH
@@ -232,9 +247,17 @@ def half_words(
     head = half.peer | half.sends << 16 | len(half.messages) << 17 | first << 32 | blocks << 48
     if half.copies:
         return [head, 0, 0, 0]
-    here = at.workspaces[at.rank] + workspace.pair(half.peer, sends=half.sends)
-    there = at.workspaces[half.peer] + workspace.pair(at.rank, sends=not half.sends)
-    return [head, here + workspace.pair_sequence, here, there]
+    return [head, *_ends(workspace, at.rank, half.peer, half.sends, at.workspaces)]
+
+
+@lru_cache(maxsize=1024)
+def _ends(
+    workspace: Workspace, rank: int, peer: int, sends: bool, workspaces: tuple[int, ...]
+) -> tuple[int, int, int]:
+    """Where the sequence numbers of a half lie, its own flags, and those of its other end."""
+    here = workspaces[rank] + workspace.pair(peer, sends=sends)
+    there = workspaces[peer] + workspace.pair(rank, sends=not sends)
+    return here + workspace.pair_sequence, here, there
 
 
 def message_words(message: Message, how: int, mapped: int = 0) -> tuple[int, int, int]:
@@ -244,21 +267,48 @@ def message_words(message: Message, how: int, mapped: int = 0) -> tuple[int, int
 
 def _block(
     workspace: Workspace, at: Addresses, half: Half, message: Message, form: Form
-) -> Iterator[int]:
+) -> list[int]:
     """The words of the half's block of the pair's plan."""
     nbytes, user = message.nbytes, (message.address, message.target)
     if half.copies:
-        own = Addresses(0, (0,), 0, user=user)
-        layout = Layout(Collective("all_to_all", 1), (nbytes,))
-        return _HalfWriter(_copy(), layout, workspace, own).block(0, own)
+        layout = Layout(_LOCAL_COPY, (nbytes,))
+        return _copy_writer(workspace).of(layout).block(0, Addresses(0, (0,), 0, user=user))
     ranks = (at.rank, half.peer) if half.sends else (half.peer, at.rank)
     ends = tuple(at.workspaces[rank] for rank in ranks)
     role = _SENDER if half.sends else _RECEIVER
     user = (message.address, 0) if half.sends else (0, message.address)
     scratch = (0, scratch_of(at, *ranks)) if form.scratch else ()
     own = Addresses(role, ends, 0, user=user, scratch=scratch)
-    layout = form.layout(nbytes)
-    return _HalfWriter(_program(form), layout, workspace, own, ranks, form).block(role, own)
+    return (
+        _writer(workspace, form, role, ranks, ends, scratch)
+        .of(form.layout(nbytes))
+        .block(role, own)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _writer(
+    workspace: Workspace,
+    form: Form,
+    role: int,
+    ranks: tuple[int, ...],
+    ends: tuple[int, ...],
+    scratch: tuple[int, ...],
+) -> Writer:
+    """What writes one end of a pair for every length of a form, and has written it once."""
+    own = Addresses(role, ends, 0, scratch=scratch)
+    writer = _HalfWriter(_program(form), form.layout(0), workspace, own, ranks, form)
+    writer.block(role, own)  # threads that share it find all that is written once
+    return writer
+
+
+@cache
+def _copy_writer(workspace: Workspace) -> Writer:
+    """What writes a copy of any length within a rank."""
+    own = Addresses(0, (0,), 0)
+    writer = _HalfWriter(_copy(), Layout(_LOCAL_COPY, (0,)), workspace, own)
+    writer.block(0, own)
+    return writer
 
 
 def scratch_of(at: Addresses, sender: int, receiver: int) -> int:
@@ -288,12 +338,12 @@ class _HalfWriter(Writer):
         carried = KernelPart(frozenset(range(len(program.blocks))), *scratch)
         super().__init__(program, layout, _BYTE, workspace, (own,), carried)
 
-    def chunk(self, chunk: Chunk, at: Addresses) -> tuple[int, int]:
+    def place(self, chunk: Chunk, at: Addresses) -> tuple[int | None, int]:
         """As any kernel's, but the kernel finds the peer's buffer in the receiver's hello."""
-        first, meta = super().chunk(chunk, at)
+        base, where = super().place(chunk, at)
         if chunk.rank != at.rank and chunk.buffer is not Buffer.SCRATCH:
-            return first, meta & ~(0x1FFF << 3)  # one peer: number 0
-        return first, meta
+            return base, where & ~(0x1FFF << 3)  # one peer: number 0
+        return base, where
 
     def flag(self, src: int, dst: int, at: Addresses) -> int:
         """The flag of the waiting end: each end has one block, to which the other posts."""

@@ -23,7 +23,7 @@ from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.kernel_body import KernelFits, body_like, body_of
+from ringcoll.executors.cuda.kernel_body import KernelFits, body_like, body_of, writers_of
 from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading, Launching
@@ -202,7 +202,9 @@ class CudaPreparer:
         else:
             prepared = self._like(before, call, laid_out(before.choice, call, self.machine, limits))
             grid, at = prepared.choice.grid, prepared.at
-            body = body_like(before.body, prepared.choice, call, self.workspace, before.at)
+            if not before.writers:
+                before.writers = writers_of(before.choice, call, self.workspace, before.at)
+            body = body_like(before.body, before.writers, prepared.choice, before.at)
             packed = array("Q", pack(body, _header(prepared), self.workspace.progress, (at,)))
             words = address_words_like(before.address_words, packed, before.addresses)
         prepared.launchable = Launchable(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
@@ -19,25 +18,17 @@ from ringcoll.cuda.device import on
 from ringcoll.cuda.streams import waiting_ends_capture
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.auto_register import MIN_BYTES
-from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate
-from ringcoll.executors.cuda.copy_launch import CopyLaunch
-from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.loading import Launching
-from ringcoll.executors.cuda.message_copies import lane_of, message_gate_body, message_schedule
-from ringcoll.executors.cuda.params import Addresses, Header, address_words, given_address, pack
-from ringcoll.executors.cuda.point_to_point import (
-    Half,
-    Message,
-    pairs_body,
-    shared_out,
-    window_bytes,
+from ringcoll.executors.cuda.message_launch import (
+    GIVEN_EACH,
+    MessageLaunches,
+    Record,
+    addresses_of,
 )
+from ringcoll.executors.cuda.point_to_point import window_bytes
 from ringcoll.executors.cuda.rendezvous import Bundle, End
 from ringcoll.executors.cuda.shared_launch import order
-from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
-from ringcoll.executors.shared_state import SharedState
-from ringcoll.views import start_of
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
@@ -45,16 +36,7 @@ if TYPE_CHECKING:
 KEPT = 128
 """Launches that a rank keeps; the oldest goes first."""
 
-_DIRECT_RANKS = 4
-"""Ranks of a GPU whose large messages to each other may be written directly: the words for both
-ways, of more ranks, do not fit the parameter of their one launch."""
-
-_GIVEN = 3
-"""Addresses that a launch is given for each call: INPUT, OUTPUT, OUTPUT as its sender maps it."""
-
 _IN_SCRATCH = " scratch=large"
-
-_Record = tuple[SharedState, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +121,13 @@ class Member:
         pairs, found, updated = self.pairs, list[int](), False
         for paired in self.paired:
             for call, given in itertools.zip_longest(paired.calls, paired.addresses):
-                send, recv = given or _addresses(call)
+                send, recv = given or addresses_of(call)
                 mapped = 0
                 if call.nbytes > pairs.small_bytes:
                     if not updated:
                         pairs.update_mappings()
                         updated = True
-                    if not self.in_scratch(len(found) // _GIVEN):
+                    if not self.in_scratch(len(found) // GIVEN_EACH):
                         mapped = pairs.mapped_address(call, recv)
                 found += send, recv, mapped
         return found
@@ -165,15 +147,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedPairs:
-    """The launch of the messages of one call: at most one each way, to or from other ranks."""
+    """The launch of the messages of one call, for all arrays of their shape."""
 
     launchable: Launching
-    records: list[_Record]
+    records: list[Record]
     timeout: float
-    slots: tuple[int, int]  # where a launch is given their addresses; -1: not
-    given: int
-    received: Call | None  # a large one
-    large: bool  # whether either is large
+    given: tuple[tuple[int, int, int], ...]
+    """Addresses of its messages: which of the launch, 0 or 1 for INPUT or OUTPUT, and bytes."""
+    addresses: int  # that a launch is given
+    received: tuple[tuple[int, int, Call], ...]  # large ones: which address, bytes into OUTPUT
+    large: bool  # whether any is large
 
 
 class CudaPairs:
@@ -183,7 +166,8 @@ class CudaPairs:
         self.executor, self.rank = executor, executor.rank
         self.running: list[Bundle[Member]] = []
         self.small_bytes = window_bytes(executor.workspace)
-        self._kept: dict[tuple[object, ...], tuple[Launching, list[_Record]]] = {}
+        self._launches = MessageLaunches(executor)
+        self._kept: dict[tuple[object, ...], tuple[Launching, list[Record]]] = {}
 
     @property
     def launches_alone(self) -> bool:
@@ -209,42 +193,48 @@ class CudaPairs:
             engines.append(engine)
         return Member(self, tuple(paired), tuple(engines))
 
-    def prepared(self, calls: PairCalls) -> PreparedPairs:
-        """The launch of the messages of one call, for all arrays of their shape."""
-        member = self.member((calls,))
-        launchable, records = self.launchable([member], calls.timeout)
-        slots, received = [-1, -1], None
-        for at, call in enumerate(calls.calls):
-            side = int(call.send is None)
-            slots[side] = _GIVEN * at + side
-            if side and call.nbytes > self.small_bytes:
-                received = call.on(None, None)
+    def prepared(
+        self, calls: PairCalls, places: Sequence[tuple[int | None, int | None]]
+    ) -> PreparedPairs:
+        """The launch of the messages of one call, for all arrays of their shape.
+
+        Args:
+            calls: the messages.
+            places: of each the bytes into INPUT and OUTPUT; None where it has none.
+
+        """
+        launchable, records = self.launchable([self.member((calls,))], calls.timeout)
+        given, received = list[tuple[int, int, int]](), list[tuple[int, int, Call]]()
+        for first, (call, place) in enumerate(zip(calls.calls, places, strict=True)):
+            for side, offset in enumerate(place):
+                if offset is not None:
+                    given.append((GIVEN_EACH * first + side, side, offset))
+            if call.send is None and call.nbytes > self.small_bytes:
+                mapped = GIVEN_EACH * first + 2
+                received.append((mapped, place[1] or 0, call.on(None, None)))
         return PreparedPairs(
             launchable,
             records,
             calls.timeout,
-            (slots[0], slots[1]),
-            _GIVEN * len(calls.calls),
-            received,
+            tuple(given),
+            GIVEN_EACH * len(calls.calls),
+            tuple(received),
             any(call.nbytes > self.small_bytes for call in calls.calls),
         )
 
     def run(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
         """Launch the messages of one call, on arrays at these addresses."""
-        executor, given = self.executor, [0] * prepared.given
+        executor, given, starts = self.executor, [0] * prepared.addresses, (send, recv)
         executor.async_errors.check()
         for shared_state, number, text in prepared.records:
             if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
-        sent, received = prepared.slots
-        if sent >= 0:
-            given[sent] = send
-        if received >= 0:
-            given[received] = recv
+        for place, side, offset in prepared.given:
+            given[place] = starts[side] + offset
         if prepared.large:
             self.update_mappings()
-            if prepared.received is not None:
-                given[received + 1] = self.mapped_address(prepared.received, recv)
+            for place, offset, call in prepared.received:
+                given[place] = self.mapped_address(call, recv + offset)
         executor.async_errors.pair_timeout = prepared.timeout
         executor.enqueue(prepared.launchable, stream, tuple(given))
 
@@ -301,115 +291,19 @@ class CudaPairs:
 
     def launchable(
         self, members: Sequence[Member], timeout: float
-    ) -> tuple[Launching, list[_Record]]:
+    ) -> tuple[Launching, list[Record]]:
         """The launch for some ranks of this device, and its records."""
         key = (timeout, *(member.key() for member in members))
         found = self._kept.pop(key, None)
         if found is None:
             while len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            found = self._made(members, timeout)
+            found = self._launches.launch(members, timeout)
         self._kept[key] = found
         for shared_state, number, text in found[1]:
             if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
         return found
-
-    def _made(self, members: Sequence[Member], timeout: float) -> tuple[Launching, list[_Record]]:
-        executor, records = self.executor, list[_Record]()
-        halves = [_halves(member, records) for member in members]
-        scratch: tuple[int, ...] = ()
-        if executor.copy_scratch is not None and any(member.engines for member in members):
-            scratch = executor.copy_scratch.addresses
-        local = [
-            Addresses(
-                each.rank,
-                each.memory.pointers,
-                each.report.device,
-                each.mappings.pointer,
-                scratch=scratch,
-            )
-            for each in (member.pairs.executor for member in members)
-        ]
-        header = Header(timeout, 0, False, False, executor.workspace.pair_replicas)
-        where = f"send and recv on rank {self.rank}"
-        load = partial(executor.kernels.function, timeout=timeout, where=where)
-        lane = lane_of(halves[0]) if len(members) == 1 else None
-        if lane is None:
-            return self._kernel(members, halves, local, header, load), records
-        halves[0].remove(lane)
-
-        def gate(row: CopyGate) -> Launchable:
-            body = message_gate_body(executor.workspace, lane, row)
-            parameter = pack(body, header, executor.workspace.progress, local)
-            return Launchable(load(body.text), 1, 1, GATE_THREADS, parameter)
-
-        found = message_schedule(executor.workspace, local[0], lane)
-        beside = self._kernel(members, halves, local, header, load) if halves[0] else None
-        launch = CopyLaunch(found, gate, beside, executor.streams, shared=False, where=where)
-        return launch, records
-
-    def _kernel(
-        self,
-        members: Sequence[Member],
-        halves: Sequence[Sequence[Half]],
-        local: Sequence[Addresses],
-        header: Header,
-        load: Callable[[str], int],
-    ) -> Launchable:
-        """The kernel of these halves, with its parameter."""
-        executor = self.executor
-        # A root has more sends and receives than the others. If max_sms refused it alone, they
-        # would wait for it.
-        resident = executor.machine.blocks
-        blocks = [
-            shared_out(
-                own,
-                executor.workspace,
-                max(member.most, min(len(own), resident)),
-                f"rank {member.rank}",
-            )
-            for member, own in zip(members, halves, strict=True)
-        ]
-        given = _GIVEN * max(len(member.calls) for member in members)
-        body = pairs_body(executor.workspace, local, halves, blocks)
-        parameter = pack(body, header, executor.workspace.progress, local)
-        grid = max(1, *map(sum, blocks))
-        words = address_words(body, local, given)
-        return Launchable(load(body.text), grid, len(local), THREADS, parameter, words)
-
-
-def _halves(member: Member, records: list[_Record]) -> list[Half]:
-    """The calls of a rank by peer and direction; their signature texts go to ``records``."""
-    shared_state = member.pairs.executor.shared_state
-    sharing = member.pairs.executor.shared_launch.ranks
-    staging = sharing if len(sharing) > _DIRECT_RANKS else ()
-    found: dict[tuple[int, bool, bool], list[Message]] = {}
-    for at, call in enumerate(member.calls):
-        copies = call.send is not None and call.recv is not None
-        text = f"count={call.count} dtype={call.dtype.name}"
-        if member.engines:
-            text += member.engines[at]
-        source, target = (
-            given_address(address, _GIVEN * at + end) if address else 0
-            for end, address in enumerate(_addresses(call))
-        )
-        if copies:
-            message = Message(source, call.nbytes, target=target)
-        else:
-            address = target if call.send is None else source
-            number = next(shared_state.numbers)
-            records.append((shared_state, number, call.tagged(call.shown or text)))
-            stages = call.recv is None or call.peer in staging
-            mapped = 0 if stages else given_address(0, _GIVEN * at + 2)
-            message = Message(
-                address, call.nbytes, text, number, mapped=mapped, scratch=member.in_scratch(at)
-            )
-        found.setdefault((call.peer, call.send is not None, copies), []).append(message)
-    return [
-        Half(peer, sends, tuple(messages), copies, peer in staging and not copies)
-        for (peer, sends, copies), messages in found.items()
-    ]
 
 
 def shapes_of(calls: Sequence[Call]) -> tuple[object, ...]:
@@ -418,10 +312,6 @@ def shapes_of(calls: Sequence[Call]) -> tuple[object, ...]:
         (c.peer, c.count, c.dtype.name, c.send is not None, c.recv is not None, c.shown, c.tag)
         for c in calls
     )
-
-
-def _addresses(call: Call) -> tuple[int, int]:
-    return start_of(call.send), start_of(call.recv)
 
 
 def _in_order(groups: Sequence[Sequence[Member]]) -> Task:

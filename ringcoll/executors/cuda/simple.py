@@ -8,9 +8,11 @@ destinations, and which are kept in the accumulator's type. See ``kernels/simple
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program, Row
@@ -28,6 +30,9 @@ from ringcoll.executors.rows import flag_slots
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 THREADS, RESIDENT = 256 + 2 * 32, 2
 """Threads of a CUDA block, two warps of which wait and post for the others; blocks resident on a
@@ -88,19 +93,21 @@ def move_of(row: Row, dtype: DType) -> Move | None:
     )
 
 
-def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
-    partial = any(
-        Label.PARTIAL in (*row.labels.srcs, row.labels.dst)
-        for block in program.programs
-        for row in block.rows
-    )
-    item = max(dtype.itemsize, dtype.partial.itemsize if partial else 0)
-    return -(-layout.width() * item // 128) * 128
+@lru_cache(maxsize=256)
+def _slot_item(program: Program, dtype: DType) -> int:
+    """Bytes of an element in SCRATCH, which may hold sums in the accumulator's type."""
+    rows = (row for block in program.programs for row in block.rows)
+    partial = any(Label.PARTIAL in (*row.labels.srcs, row.labels.dst) for row in rows)
+    return max(dtype.itemsize, dtype.partial.itemsize if partial else 0)
 
 
 def scratch_bytes(program: Program, layout: Layout, dtype: DType) -> int:
     """Bytes of SCRATCH that the program needs on a rank, in each half or in both as one."""
-    return program.scratch * program.slots * _slot_bytes(program, layout, dtype)
+    return program.scratch * program.slots * _slot_bytes(layout.width(), _slot_item(program, dtype))
+
+
+def _slot_bytes(elements: int, item: int) -> int:
+    return -(-elements * item // 128) * 128
 
 
 @lru_cache(maxsize=256)
@@ -173,8 +180,24 @@ def shape_words(moves: Sequence[Move]) -> tuple[int, ...]:
     return tuple(words)
 
 
+@dataclass(frozen=True, slots=True)
+class _BlockWords:
+    """The words of a block, 0 where the layout decides them, and what belongs there."""
+
+    words: tuple[int, ...]
+    extents: tuple[tuple[int, int], ...]  # word, number of a span
+    scratch: tuple[tuple[int, int, int, int], ...]  # word, address of slot 0, slot, where
+    user: tuple[tuple[int, int, int | None, int], ...]
+    """Word, number of a span, address of the buffer, where; instead of the address None: the
+    rank's own INPUT, or OUTPUT if ``where`` is odd."""
+
+
 class Writer:
-    """Writes the words of ranks: the whole call, or the part of a kernel."""
+    """Writes the words of ranks: the whole call, or the part of a kernel.
+
+    The signals of a program take far longer to write than what its layout decides, so they are
+    written once: see :meth:`of`.
+    """
 
     def __init__(
         self,
@@ -193,16 +216,9 @@ class Writer:
             scratch_room(program, workspace),
             takes_both_halves(program),
         )
-        need = scratch_bytes(program, layout, dtype)
-        if need > self.carried.room:
-            raise LaunchRefused(
-                f"{program.collective}: slices of {layout.width()} elements need {need} bytes of "
-                f"SCRATCH, {self.carried.room} are there; use more slices"
-            )
-        self.program, self.layout, self.dtype, self.workspace = program, layout, dtype, workspace
-        self.scales = scales
+        self.program, self.dtype, self.workspace = program, dtype, workspace
+        self.scales, self._item = scales, _slot_item(program, dtype)
         self.slots = flag_slots(program, FLAGS)
-        self.width = _slot_bytes(program, layout, dtype)
         self.moves = tuple(
             dict.fromkeys(
                 move
@@ -212,6 +228,28 @@ class Writer:
                 if (move := move_of(row, dtype)) is not None
             )
         )
+        self._blocks: dict[int, _BlockWords] = {}
+        self._spans: dict[Chunk, int] = {}  # numbers of chunks of INPUT and OUTPUT
+        self._lay_out(layout)
+
+    def of(self, layout: Layout) -> Self:
+        """The same for another layout of as many slices, and for ranks at the same addresses."""
+        found = object.__new__(type(self))
+        vars(found).update(vars(self))
+        found._lay_out(layout)
+        return found
+
+    def _lay_out(self, layout: Layout) -> None:
+        longest, program = layout.width(), self.program
+        self.layout, self.longest = layout, longest
+        self.width = _slot_bytes(longest, self._item)
+        need = program.scratch * program.slots * self.width
+        if need > self.carried.room:
+            raise LaunchRefused(
+                f"{program.collective}: slices of {longest} elements need {need} bytes of SCRATCH, "
+                f"{self.carried.room} are there; use more slices"
+            )
+        self._lengths: list[tuple[int, int, int]] = []
 
     def numbers(self, at: Addresses) -> list[int]:
         """The numbers of a rank's blocks in this kernel."""
@@ -227,10 +265,34 @@ class Writer:
             words += self.block(number, at)
         return words
 
-    def block(self, number: int, at: Addresses) -> Iterator[int]:
+    def block(self, number: int, at: Addresses) -> list[int]:
         """Rows, slices, window, width; the rows; the last signals; the last waits."""
+        kept = self._blocks.get(number)
+        if kept is None:
+            kept = self._blocks[number] = self._block(number, at)
+        lengths, item = self._lengths, self.dtype.itemsize
+        lengths += map(self._span, islice(self._spans, len(lengths), None))
+        words = [*kept.words]
+        words[1], words[3] = self.layout.slices, self.longest
+        for word, span in kept.extents:
+            _, words[word], words[word + 1] = lengths[span]
+        for word, first, index, where in kept.scratch:
+            words[word], words[word + 1] = first + index * self.width, where | self.width << 16
+        for word, span, base, where in kept.user:
+            start, _, piece = lengths[span]
+            first = at.user[where & 1] if base is None else base
+            words[word] = first + start * item
+            words[word + 1] = (_HERE if base is None else where) | piece * item << 16
+        return words
+
+    def _block(self, number: int, at: Addresses) -> _BlockWords:
+        """A block's words, but for what the layout decides."""
         block: BlockProgram = self.program.programs[number]
-        yield from (len(block.rows), self.layout.slices, self.program.slots, self.layout.width())
+        slots = self.program.slots
+        words = [len(block.rows), 0, slots, 0]
+        extents = list[tuple[int, int]]()
+        scratch = list[tuple[int, int, int, int]]()
+        user = list[tuple[int, int, int | None, int]]()
         taken = _Pairs([(row.waits, row.awaits) for row in block.rows])
         posted = _Pairs([(row.signals, row.grants) for row in block.rows])
 
@@ -244,17 +306,24 @@ class Writer:
             move = move_of(row, self.dtype)
             kind = 0 if move is None else self.moves.index(move)
             ready, done = waits(row.waits, row.awaits), signals(row.signals, row.grants)
-            yield from self.head(kind, row, ready, done)
-            yield from self.extent(row)
+            words += (*self.head(kind, row, ready, done), 0, 0)
+            if row.labels.extent is not None:
+                extents.append((len(words) - 2, self._number(row.labels.extent)))
             for chunk in (*row.srcs, *row.dsts):
-                yield from self.chunk(chunk, at)
+                base, where = self.place(chunk, at)
+                if chunk.buffer is Buffer.SCRATCH:
+                    scratch.append((len(words), base or 0, chunk.index * slots, where))
+                else:
+                    user.append((len(words), self._number(chunk), base, where))
+                words += 0, 0
             if self.scales:
-                yield from (max(owner, 0) for owner in row.labels.owners)
-            yield from (*ready, *done)
+                words += (max(owner, 0) for owner in row.labels.owners)
+            words += (*ready, *done)
         last = signals(block.exit_signals, ())
-        yield from (*self.head(0, None, [], last), 0, 0, *last)
+        words += (*self.head(0, None, [], last), 0, 0, *last)
         ends = waits(block.exit_waits, ())
-        yield from (*self.head(0, None, ends, []), 0, 0, *ends)
+        words += (*self.head(0, None, ends, []), 0, 0, *ends)
+        return _BlockWords(tuple(words), tuple(extents), tuple(scratch), tuple(user))
 
     def head(
         self, kind: int, row: Row | None, waits: Sequence[int], signals: Sequence[int]
@@ -265,33 +334,47 @@ class Writer:
 
     def extent(self, row: Row) -> tuple[int, int]:
         """Elements of the row's chunks, and of a slice of them."""
-        layout, chunk = self.layout, row.labels.extent
-        if chunk is None:
-            return 0, 0
-        number, within = divmod(chunk.index, layout.collective.chunks)
-        _, count = layout.segment(chunk.buffer, chunk.rank, number)
-        low, high = layout.part(count, within)
-        return high - low, layout.piece(high - low)
+        chunk = row.labels.extent
+        return (0, 0) if chunk is None else self._span(chunk)[1:]
 
     def chunk(self, chunk: Chunk, at: Addresses) -> tuple[int, int]:
         """Address or offset of the first slice; where it is relative to, and bytes a slice."""
-        layout, item = self.layout, self.dtype.itemsize
+        base, where = self.place(chunk, at)
         if chunk.buffer is Buffer.SCRATCH:
             index = chunk.index * self.program.slots
+            return (base or 0) + index * self.width, where | self.width << 16
+        start, _, piece = self._span(chunk)
+        if base is None:
+            base, where = at.user[where], _HERE
+        return base + start * self.dtype.itemsize, where | piece * self.dtype.itemsize << 16
+
+    def place(self, chunk: Chunk, at: Addresses) -> tuple[int | None, int]:
+        """The address of a chunk's buffer, of SCRATCH in front of chunk 0, and what it means.
+
+        None and 0 or 1: the rank's own INPUT or OUTPUT.
+        """
+        if chunk.buffer is Buffer.SCRATCH:
             offset, own = self.carried.scratch, chunk.rank
             first = at.scratch[own] if offset is None else at.workspaces[own] + offset
-            where = _SCRATCH | _WHOLE * self.carried.whole
-            return first + index * self.width, where | self.width << 16
-        start, _ = layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices)
-        number, within = divmod(chunk.index, layout.collective.chunks)
-        low, high = layout.part(layout.segment(chunk.buffer, chunk.rank, number)[1], within)
-        stride = layout.piece(high - low) * item
+            return first, _SCRATCH | _WHOLE * self.carried.whole
         output = chunk.buffer is Buffer.OUTPUT
         if chunk.rank == at.rank:
-            return at.user[output] + start * item, _HERE | stride << 16
+            return None, int(output)
         if at.peer_buffers[output]:
-            return at.peer_buffers[output][chunk.rank] + start * item, _HERE | stride << 16
-        return start * item, _PEER | output << 2 | chunk.rank << 3 | stride << 16
+            return at.peer_buffers[output][chunk.rank], _HERE
+        return 0, _PEER | output << 2 | chunk.rank << 3
+
+    def _number(self, chunk: Chunk) -> int:
+        """The number of a chunk of INPUT or OUTPUT."""
+        return self._spans.setdefault(chunk, len(self._spans))
+
+    def _span(self, chunk: Chunk) -> tuple[int, int, int]:
+        """The first element of such a chunk, its elements, and those of a slice."""
+        layout = self.layout
+        number, within = divmod(chunk.index, layout.collective.chunks)
+        offset, count = layout.segment(chunk.buffer, chunk.rank, number)
+        low, high = layout.part(count, within)
+        return offset + low, high - low, layout.piece(high - low)
 
     def flag(self, src: int, dst: int, at: Addresses) -> int:
         """The address of the flag that block ``src`` posts to block ``dst``."""

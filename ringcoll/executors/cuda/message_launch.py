@@ -1,0 +1,194 @@
+"""Launches of messages: the kernel that moves the halves of some ranks, with its parameter.
+
+Messages of other lengths come with almost every call of some programs. What no message decides of a
+parameter is packed once, and of the words of a half only its lengths are written anew, so a launch
+is made in some 10 us a message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ringcoll.arguments.calls import Call
+from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate
+from ringcoll.executors.cuda.copy_launch import CopyLaunch
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.loading import Launching
+from ringcoll.executors.cuda.message_copies import lane_of, message_gate_body, message_schedule
+from ringcoll.executors.cuda.params import (
+    Addresses,
+    Header,
+    address_words,
+    given_address,
+    given_words,
+    pack,
+    program_word,
+)
+from ringcoll.executors.cuda.point_to_point import (
+    Half,
+    Message,
+    empty_body,
+    pairs_body,
+    rank_words,
+    shared_out,
+    width_of,
+)
+from ringcoll.executors.cuda.simple import THREADS
+from ringcoll.executors.shared_state import SharedState
+from ringcoll.views import start_of
+
+if TYPE_CHECKING:
+    from ringcoll.executors.cuda.executor import CudaExecutor
+    from ringcoll.executors.cuda.sending import Member
+
+GIVEN_EACH = 3
+"""Addresses that a launch is given for each call: INPUT, OUTPUT, OUTPUT as its sender maps it."""
+
+_DIRECT_RANKS = 4
+"""Ranks of a GPU whose large messages to each other may be written directly: the words for both
+ways, of more ranks, do not fit the parameter of their one launch."""
+
+_BASES = 16
+"""Packed parameters without messages, each of one timeout and length."""
+
+Record = tuple[SharedState, int, str]
+"""The number and text of a message, under which its host keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A kernel, and its parameter without messages."""
+
+    function: int
+    words: array[int]
+
+
+class MessageLaunches:
+    """Makes the launches of one rank's messages, and of ranks that share its GPU."""
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self._executor = executor
+        self._bases: dict[tuple[float, int], _Base] = {}
+
+    def launch(self, members: Sequence[Member], timeout: float) -> tuple[Launching, list[Record]]:
+        """The launch of some ranks of this device, and its records."""
+        executor, records = self._executor, list[Record]()
+        halves = [_halves(member, records) for member in members]
+        where = f"send and recv on rank {executor.rank}"
+        load = partial(executor.kernels.function, timeout=timeout, where=where)
+        header = Header(timeout, 0, False, False, executor.workspace.pair_replicas)
+        if len(members) == 1 and not members[0].engines:
+            return self._alone(members[0], halves[0], header, load), records
+        scratch: tuple[int, ...] = ()
+        if executor.copy_scratch is not None and any(member.engines for member in members):
+            scratch = executor.copy_scratch.addresses
+        local = [_addresses(member.pairs.executor, scratch) for member in members]
+        lane = lane_of(halves[0]) if len(members) == 1 else None
+        if lane is None:
+            return self._together(members, halves, local, header, load), records
+        halves[0].remove(lane)
+
+        def gate(row: CopyGate) -> Launchable:
+            body = message_gate_body(executor.workspace, lane, row)
+            parameter = pack(body, header, executor.workspace.progress, local)
+            return Launchable(load(body.text), 1, 1, GATE_THREADS, parameter)
+
+        found = message_schedule(executor.workspace, local[0], lane)
+        beside = self._together(members, halves, local, header, load) if halves[0] else None
+        return CopyLaunch(found, gate, beside, executor.streams, shared=False, where=where), records
+
+    def _together(
+        self,
+        members: Sequence[Member],
+        halves: Sequence[Sequence[Half]],
+        local: Sequence[Addresses],
+        header: Header,
+        load: Callable[[str], int],
+    ) -> Launchable:
+        """The kernel of the halves of some ranks."""
+        workspace = self._executor.workspace
+        blocks = [self._blocks(*of) for of in zip(members, halves, strict=True)]
+        body = pairs_body(workspace, local, halves, blocks)
+        parameter = pack(body, header, workspace.progress, local)
+        grid = max(1, *map(sum, blocks))
+        words = address_words(body, local, GIVEN_EACH * max(len(each.calls) for each in members))
+        return Launchable(load(body.text), grid, len(local), THREADS, parameter, words)
+
+    def _alone(
+        self, member: Member, halves: Sequence[Half], header: Header, load: Callable[[str], int]
+    ) -> Launchable:
+        """The kernel of one rank's halves, none of them for copy engines."""
+        workspace, at = self._executor.workspace, _addresses(self._executor)
+        blocks = self._blocks(member, halves)
+        own = rank_words(workspace, at, halves, blocks)
+        width = width_of([own], workspace.nranks)
+        base = self._bases.get((header.timeout, width))
+        if base is None:
+            body = empty_body(workspace, width)
+            packed = array("Q", pack(body, header, workspace.progress, (at,)))
+            base = _Base(load(body.text), packed)
+            if len(self._bases) >= _BASES:
+                self._bases.pop(next(iter(self._bases)))
+            self._bases[header.timeout, width] = base
+        first, words = program_word(at), base.words[:]
+        words[first : first + len(own)] = array("Q", own)
+        held = given_words(own, first, GIVEN_EACH * len(member.calls))
+        return Launchable(base.function, max(1, sum(blocks)), 1, THREADS, words, held)
+
+    def _blocks(self, member: Member, halves: Sequence[Half]) -> list[int]:
+        """The CUDA blocks of each half.
+
+        A root has more sends and receives than the others. If max_sms refused it alone, they would
+        wait for it.
+        """
+        most = max(member.most, min(len(halves), self._executor.machine.blocks))
+        return shared_out(halves, self._executor.workspace, most, f"rank {member.rank}")
+
+
+def _addresses(executor: CudaExecutor, scratch: tuple[int, ...] = ()) -> Addresses:
+    """What a kernel of messages needs of a rank; ``scratch`` of copy engines."""
+    memory, report = executor.memory, executor.report.device
+    mappings = executor.mappings.pointer
+    return Addresses(executor.rank, memory.pointers, report, mappings, scratch=scratch)
+
+
+def _halves(member: Member, records: list[Record]) -> list[Half]:
+    """The calls of a rank by peer and direction; their signature texts go to ``records``."""
+    shared_state = member.pairs.executor.shared_state
+    sharing = member.pairs.executor.shared_launch.ranks
+    staging = sharing if len(sharing) > _DIRECT_RANKS else ()
+    found: dict[tuple[int, bool, bool], list[Message]] = {}
+    for at, call in enumerate(member.calls):
+        copies = call.send is not None and call.recv is not None
+        text = f"count={call.count} dtype={call.dtype.name}"
+        if member.engines:
+            text += member.engines[at]
+        source, target = (
+            given_address(address, GIVEN_EACH * at + end) if address else 0
+            for end, address in enumerate(addresses_of(call))
+        )
+        if copies:
+            message = Message(source, call.nbytes, target=target)
+        else:
+            address = target if call.send is None else source
+            number = next(shared_state.numbers)
+            records.append((shared_state, number, call.tagged(call.shown or text)))
+            stages = call.recv is None or call.peer in staging
+            mapped = 0 if stages else given_address(0, GIVEN_EACH * at + 2)
+            message = Message(
+                address, call.nbytes, text, number, mapped=mapped, scratch=member.in_scratch(at)
+            )
+        found.setdefault((call.peer, call.send is not None, copies), []).append(message)
+    return [
+        Half(peer, sends, tuple(messages), copies, peer in staging and not copies)
+        for (peer, sends, copies), messages in found.items()
+    ]
+
+
+def addresses_of(call: Call) -> tuple[int, int]:
+    """Where INPUT and OUTPUT of a call begin; 0: it has none."""
+    return start_of(call.send), start_of(call.recv)
