@@ -8,39 +8,30 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ringcoll.arguments.buffers import refuse_in_place
 from ringcoll.arguments.calls import Call
-from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.call_cache import (
-    CACHED_CALLS,
-    can_change,
-    comparable,
-    evict,
-    prepare_collective,
-)
-from ringcoll.communicator.cpu.rank_calls import with_options
+from ringcoll.communicator.call_cache import can_change, prepare_collective
 from ringcoll.communicator.cuda.device_work import DeviceWork
+from ringcoll.communicator.cuda.messages import MessageEngine, bytes_of, first_of
 from ringcoll.communicator.cuda.nodes import NodesState
 from ringcoll.communicator.cuda.state import CudaState
-from ringcoll.communicator.engine import Check, Engine, check_tag
+from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.group import Group, current, of_thread, open_groups, run_together
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.readers import Libraries
 from ringcoll.cuda.streams import stream_of
-from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
-from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.options import checked_async_op
 from ringcoll.tuner.predicted import power
-from ringcoll.views import Extent, device_view, extent_of, start_of
+from ringcoll.views import Extent, device_view, extent_of
 
 
-class CudaEngine(Engine):
+class CudaEngine(MessageEngine):
     """Makes the calls of one GPU rank."""
 
     _state: CudaState | NodesState
@@ -48,7 +39,9 @@ class CudaEngine(Engine):
     def __init__(self, state: CudaState | NodesState, nranks: int) -> None:
         import cupy
 
-        super().__init__(state, nranks)
+        # Across nodes messages are prepared for each address.
+        keeps = isinstance(state, CudaState) and state.sending.launches_alone
+        super().__init__(state, nranks, keeps=keeps)
         self._ordinal = state.device.ordinal
         self.device, self.xp, self._streams = f"cuda:{self._ordinal}", cupy, cupy.cuda.Stream
         # The owners of the last call's streams, by handle: a stream must live until the next call
@@ -58,10 +51,8 @@ class CudaEngine(Engine):
         self._libraries = Libraries(self._ordinal)
         self._checked = self.calls.checked
         self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
-        self._messages: dict[object, _Messages] = {}
         # Across nodes messages are prepared for each address.
         self._recounts = isinstance(state, CudaState)
-        self._keeps_messages = isinstance(state, CudaState) and state.sending.launches_alone
 
     def collective(
         self,
@@ -213,7 +204,7 @@ class CudaEngine(Engine):
                 raise
         if not later:
             return None
-        like = _first(alive)
+        like = first_of(alive)
         event, library = state.cuda.events.record(stream), self._libraries[type(like)]
         return DeviceWork(state.cuda, event, stream, owner, library, like, name)
 
@@ -240,187 +231,6 @@ class CudaEngine(Engine):
         call = Engine.check_counted(name, arguments, rank, nranks, send, recv)
         return replace(call, in_place=call.op is not None)
 
-    def message(
-        self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
-    ) -> Work | None:
-        """Find messages by their shape, or check and prepare them, and launch them."""
-        # With types: True and 1.0 are equal to 1.
-        peers = dest, source, exact, dest.__class__, source.__class__, exact.__class__
-        shape = self._message_shape(name, peers, sendbuf, recvbuf, how)
-        if shape is None:
-            return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
-        _, found, *_, options = shape
-        if found is None:
-            check_tag(name, self._rank, options)
-            calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
-            found = self._kept_messages(name, calls, shape)
-        return self._launch_messages(found, shape, name, sendbuf, recvbuf)
-
-    def exchange(
-        self,
-        name: str,
-        check: Callable[..., VCall],
-        sendbuf: Any,
-        recvbuf: Any,
-        arguments: tuple[Any, ...],
-        how: dict[str, Any],
-    ) -> Work | None:
-        """Find the messages of a v-variant by its shape, or check them, and launch them."""
-        shape = self._message_shape(name, comparable(arguments), sendbuf, recvbuf, how)
-        if shape is None:
-            return super().exchange(name, check, sendbuf, recvbuf, arguments, how)
-        _, found, *_ = shape
-        if found is None:
-            calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
-            found = self._kept_messages(name, calls, shape)
-        return self._launch_messages(found, shape, name, sendbuf, recvbuf)
-
-    def _launch_messages(
-        self, found: _Messages, shape: _MessageShape, name: str, sendbuf: Any, recvbuf: Any
-    ) -> Work | None:
-        """Launch kept messages on the caller's stream, alone or with others of a group."""
-        key, _, stream, later, first, second, _ = shape
-        like = recvbuf if sendbuf is None else sendbuf
-        library = self._libraries[like.__class__]
-        if stream is None:
-            pointer, owner = library.stream(like)
-        else:
-            pointer, owner = self._stream_of(stream, like, name)
-        if owner is None or found.calls.copied or (open_groups and of_thread.group is not None):
-            return self._enqueue_messages(found, shape, pointer, owner, (sendbuf, recvbuf), name)
-        prepared = found.prepared
-        if prepared is None:
-            prepared = self._prepared_messages(key, found)
-        state: Any = self._state
-        with state.lock:
-            before = self._owners
-            if before.get(pointer) is not owner or len(before) > 1:
-                self._owners = {pointer: owner}
-            try:
-                state.run_pairs(prepared, pointer, first, second)
-            except BaseException:
-                self._keep(before)
-                raise
-        if not later:
-            return None
-        event = state.cuda.events.record(pointer)
-        return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
-
-    def _message_shape(
-        self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]
-    ) -> _MessageShape | None:
-        """The shape of messages, and what is kept of it; None: nothing can be kept."""
-        if not self._keeps_messages:
-            return None
-        libraries, stream, later, options = self._libraries, None, False, how
-        values: tuple[object, ...] = ()
-        if how:
-            options = dict(how)
-            stream = options.pop("stream", None)
-            later = options.pop("async_op", False)
-            if later is not True and later is not False:
-                later = checked_async_op(later, f"{name} on rank {self._rank}")
-            if options:
-                values = *options.items(), *map(type, options.values())
-        sent = (0, None) if sendbuf is None else libraries[type(sendbuf)].read(sendbuf)
-        received = (0, None) if recvbuf is None else libraries[type(recvbuf)].read(recvbuf)
-        if sent is None or received is None:
-            return None
-        (first, sends), (second, receives) = sent, received
-        key = name, arguments, sends, receives, values
-        try:
-            found = self._messages.get(key)
-        except TypeError:  # an illegal argument that has no hash
-            return None
-        nbytes = (_bytes(sends), _bytes(receives)) if found is None else found.nbytes
-        if first and second and -nbytes[1] < second - first < nbytes[0]:
-            return None  # in place other messages are made, or it is refused
-        return key, found, stream, later, first, second, options
-
-    def _enqueue_messages(
-        self,
-        found: _Messages,
-        shape: _MessageShape,
-        stream: int,
-        owner: object,
-        alive: tuple[object, ...],
-        name: str,
-    ) -> Work | None:
-        """Enqueue kept messages, with others of a group."""
-        _, _, _, later, first, second, _ = shape
-        given = tuple(
-            (0 if send is None else first + send, 0 if recv is None else second + recv)
-            for send, recv in found.places
-        )
-        calls = found.calls.on(stream, given, owned=owner is not None)
-        return self._enqueue(calls, stream, alive, owner, later=later, name=name)
-
-    def _kept_messages(self, name: str, calls: list[Call], shape: _MessageShape) -> _Messages:
-        """Keep the checked messages of a call."""
-        state: Any = self._state
-        key, _, _, _, first, second, options = shape
-        state.usable()
-        _refuse_matching(name, calls)
-        config, _, _ = self._options(name, options)
-        made = tuple(with_options(call, config) for call in calls)
-        paired = state.paired(
-            made,
-            0,
-            state.timeout_of(config),
-            owned=True,
-            most=config.max_sms,
-            engine=config.engine,
-        )
-        places = (
-            (
-                None if call.send is None else start_of(call.send) - first,
-                None if call.recv is None else start_of(call.recv) - second,
-            )
-            for call in calls
-        )
-        found = _Messages(paired, tuple(places), (_bytes(key[2]), _bytes(key[3])))
-        arguments: Any = key[1]
-        if can_change(*arguments, *options.values()):
-            return found
-        with state.lock:
-            evict(self._messages, CACHED_CALLS)
-            self._messages[key] = found
-        return found
-
-    def _prepared_messages(self, key: object, found: _Messages) -> PreparedPairs:
-        """Prepare the messages of a call, before anything of them is launched."""
-        state: Any = self._state
-        state.usable()
-        with state.lock:  # another thread's launch uses the same kept kernels
-            try:
-                found.prepared = state.prepared_pairs(found.calls, found.places)
-            except BaseException:
-                self._messages.pop(key, None)
-                raise
-        return found.prepared
-
-    def forget(self) -> None:
-        """Drop all prepared calls."""
-        super().forget()
-        self._messages.clear()
-
-    def pairs(
-        self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
-    ) -> Work | None:
-        """Sends and receives that are launched together."""
-        state = self._state
-        state.usable()
-        _refuse_matching(name, calls)
-        config, stream, later = self._options(name, how)
-        pointer, owner = self._stream_of(stream, _first(alive), name)
-        timeout = state.timeout_of(config)
-        owned = owner is not None
-        made = tuple(with_options(call, config) for call in calls)
-        paired = state.paired(
-            made, pointer, timeout, owned=owned, most=config.max_sms, engine=config.engine
-        )
-        return self._enqueue(paired, pointer, alive, owner, later=later, name=name)
-
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
         """A buffer as a flat array for the checks, which do not read its memory."""
         if buffer is None or isinstance(buffer, (str, int, float, complex)):
@@ -433,32 +243,6 @@ class CudaEngine(Engine):
         return view
 
 
-@dataclass(slots=True, eq=False)
-class _Messages:
-    """The checked messages of one call, for all arrays of their shape."""
-
-    calls: PairCalls
-    places: tuple[tuple[int | None, int | None], ...]  # bytes into sendbuf and recvbuf, of each
-    nbytes: tuple[int, int]  # of both buffers
-    prepared: PreparedPairs | None = None  # the launch of these alone
-
-
-_MessageShape = tuple[tuple[object, ...], _Messages | None, Any, bool, int, int, dict[str, Any]]
-"""The key of messages, the kept messages if there are any, and what is not kept of their call: its
-stream, whether it returns a Work, the addresses of ``sendbuf`` and ``recvbuf``, its other options.
-A tuple, since a call is found in a microsecond."""
-
-
-def _refuse_matching(name: str, calls: list[Call]) -> None:
-    """Refuse what only the host could decide: whose message a receive takes, and how long it is."""
-    for call in calls:
-        if not call.exact or call.peer < 0:
-            raise ArgumentError(
-                f"{name} on rank {call.rank}: source=ANY and exact=False are for CPU ranks: a "
-                f"kernel cannot look at messages first; pass the source and the count that it sends"
-            )
-
-
 def _without_counts(
     key: tuple[Any, ...], first: int, second: int
 ) -> tuple[tuple[object, ...], Extent, Extent]:
@@ -467,7 +251,7 @@ def _without_counts(
     By LL a kernel is compiled for whole words, or any bytes.
     """
     name, op, root, kind, sends, receives, alignment, options = key
-    sent, received = _bytes(sends), _bytes(receives)
+    sent, received = bytes_of(sends), bytes_of(receives)
     size = power(max(sent, received)), sent & 7, received & 7
     rest = sends and sends[1:], receives and receives[1:]
     return (
@@ -477,15 +261,5 @@ def _without_counts(
     )
 
 
-def _bytes(shape: Any) -> int:
-    """Bytes of an argument, by its shape."""
-    return int(shape[0] * shape[1].itemsize) if shape else 0
-
-
 def _no_group() -> None:
     """Stands for a weak reference to a group that is gone."""
-
-
-def _first(buffers: tuple[object, ...]) -> object:
-    """The buffer whose library knows the current stream; None: CuPy knows it."""
-    return next((buffer for buffer in buffers if buffer is not None), None)

@@ -33,6 +33,7 @@ from ringcoll.executors.cuda.loading import KERNEL_WAIT
 from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
 from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.recounted import RecountedCall
+from ringcoll.executors.cuda.recounted_messages import Peers
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs, shapes_of
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
@@ -295,6 +296,22 @@ class CudaState(RankState):
         """
         try:
             return self.sending.prepared(calls, places)
+        except BaseException as error:
+            self.fail(error)  # the other end waits for this one's launch
+            raise
+
+    def recounted_pairs(
+        self,
+        calls: PairCalls,
+        peers: Peers,
+        counts: Sequence[int],
+        texts: Sequence[str],
+        places: Sequence[tuple[int | None, int | None]],
+    ) -> PreparedPairs:
+        """The launch of messages like these of other counts: see :meth:`CudaPairs.recounted`."""
+        self.usable()
+        try:
+            return self.sending.recounted(calls, peers, counts, texts, places)
         except BaseException as error:
             self.fail(error)  # the other end waits for this one's launch
             raise

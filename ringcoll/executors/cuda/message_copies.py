@@ -59,7 +59,7 @@ def batches(slices: int, window: int) -> Iterator[tuple[int, int]]:
 def message_schedule(workspace: Workspace, at: Addresses, half: Half) -> Schedule:
     """The gates and copies of a message."""
     (message,) = half.messages
-    form = form_of(message, workspace)
+    form = form_of(message.nbytes, workspace, scratch=message.scratch)
     piece = form.layout(message.nbytes).piece(message.nbytes)
     target = scratch_of(at, at.rank, half.peer)
     credits = at.workspaces[at.rank] + workspace.pair(half.peer, sends=True)

@@ -78,15 +78,16 @@ class MessageLaunches:
         """The launch of some ranks of this device, and its records."""
         executor, records = self._executor, list[Record]()
         halves = [_halves(member, records) for member in members]
-        where = f"send and recv on rank {executor.rank}"
-        load = partial(executor.kernels.function, timeout=timeout, where=where)
-        header = Header(timeout, 0, False, False, executor.workspace.pair_replicas)
         if len(members) == 1 and not members[0].engines:
-            return self._alone(members[0], halves[0], header, load), records
+            (member,), (own,) = members, halves
+            blocks = self._blocks(member, own)
+            return self.alone(own, blocks, len(member.calls), timeout), records
+        load, where = self._loads(timeout), self._where
+        header = Header(timeout, 0, False, False, executor.workspace.pair_replicas)
         scratch: tuple[int, ...] = ()
         if executor.copy_scratch is not None and any(member.engines for member in members):
             scratch = executor.copy_scratch.addresses
-        local = [_addresses(member.pairs.executor, scratch) for member in members]
+        local = [addresses_for_messages(member.pairs.executor, scratch) for member in members]
         lane = lane_of(halves[0]) if len(members) == 1 else None
         if lane is None:
             return self._together(members, halves, local, header, load), records
@@ -118,26 +119,48 @@ class MessageLaunches:
         words = address_words(body, local, GIVEN_EACH * max(len(each.calls) for each in members))
         return Launchable(load(body.text), grid, len(local), THREADS, parameter, words)
 
-    def _alone(
-        self, member: Member, halves: Sequence[Half], header: Header, load: Callable[[str], int]
+    def alone(
+        self, halves: Sequence[Half], blocks: Sequence[int], calls: int, timeout: float
     ) -> Launchable:
-        """The kernel of one rank's halves, none of them for copy engines."""
-        workspace, at = self._executor.workspace, _addresses(self._executor)
-        blocks = self._blocks(member, halves)
+        """The kernel of one rank's halves, none of them for copy engines.
+
+        Args:
+            halves: of so many ``calls`` together.
+            blocks: CUDA blocks of each half.
+            calls: how many have addresses that a launch is given.
+            timeout: seconds that a wait may take.
+
+        """
+        workspace, at = self._executor.workspace, addresses_for_messages(self._executor)
         own = rank_words(workspace, at, halves, blocks)
         width = width_of([own], workspace.nranks)
-        base = self._bases.get((header.timeout, width))
+        base = self._bases.get((timeout, width))
         if base is None:
-            body = empty_body(workspace, width)
-            packed = array("Q", pack(body, header, workspace.progress, (at,)))
-            base = _Base(load(body.text), packed)
-            if len(self._bases) >= _BASES:
-                self._bases.pop(next(iter(self._bases)))
-            self._bases[header.timeout, width] = base
+            base = self._base(timeout, width, at)
         first, words = program_word(at), base.words[:]
         words[first : first + len(own)] = array("Q", own)
-        held = given_words(own, first, GIVEN_EACH * len(member.calls))
+        held = given_words(own, first, GIVEN_EACH * calls)
         return Launchable(base.function, max(1, sum(blocks)), 1, THREADS, words, held)
+
+    def _base(self, timeout: float, width: int, at: Addresses) -> _Base:
+        """The kernel for so many words, kept."""
+        workspace = self._executor.workspace
+        body = empty_body(workspace, width)
+        header = Header(timeout, 0, False, False, workspace.pair_replicas)
+        packed = array("Q", pack(body, header, workspace.progress, (at,)))
+        found = _Base(self._loads(timeout)(body.text), packed)
+        if len(self._bases) >= _BASES:
+            self._bases.pop(next(iter(self._bases)))
+        self._bases[timeout, width] = found
+        return found
+
+    def _loads(self, timeout: float) -> Callable[[str], int]:
+        """What loads a kernel."""
+        return partial(self._executor.kernels.function, timeout=timeout, where=self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"send and recv on rank {self._executor.rank}"
 
     def _blocks(self, member: Member, halves: Sequence[Half]) -> list[int]:
         """The CUDA blocks of each half.
@@ -149,7 +172,7 @@ class MessageLaunches:
         return shared_out(halves, self._executor.workspace, most, f"rank {member.rank}")
 
 
-def _addresses(executor: CudaExecutor, scratch: tuple[int, ...] = ()) -> Addresses:
+def addresses_for_messages(executor: CudaExecutor, scratch: tuple[int, ...] = ()) -> Addresses:
     """What a kernel of messages needs of a rank; ``scratch`` of copy engines."""
     memory, report = executor.memory, executor.report.device
     mappings = executor.mappings.pointer

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from ringcoll.algorithms import build
 from ringcoll.collectives import Collective
@@ -78,12 +80,6 @@ class Message:
     mapped: int = 0  # the receive buffer as the sender maps it: mapping << 48 | offset; 0: staged
     scratch: bool = False  # staged in the large SCRATCH of copy engines
 
-    @property
-    def signature(self) -> int:
-        """A digest of the text, 32 bits."""
-        digest = hashlib.blake2b(self.signature_text.encode(), digest_size=4).digest()
-        return int.from_bytes(digest, "little")
-
 
 @dataclass(frozen=True)
 class Half:
@@ -96,6 +92,11 @@ class Half:
     stages: bool = field(default=False)  # never directly, which takes words of their own
 
 
+def signature_of(text: str) -> int:
+    """A digest of what both ends must agree on, 32 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
 @cache
 def window_bytes(workspace: Workspace) -> int:
     """Bytes of the longest small message: its send ends before the receive begins."""
@@ -105,6 +106,16 @@ def window_bytes(workspace: Workspace) -> int:
 def scratch_share(nranks: int) -> int:
     """Bytes of a rank's large SCRATCH for messages of one peer."""
     return SCRATCH_BYTES // nranks // _PIECE * _PIECE
+
+
+class Kind(NamedTuple):
+    """What of a form decides which program runs: all of its lengths have the same signals."""
+
+    slices: int  # at most as many as tell a program from others
+    window: int
+    large: bool
+    direct: bool
+    scratch: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +133,25 @@ class Form:
         """The slices of a message."""
         return Layout(_MESSAGE, (nbytes,), self.slices, align=_PIECE)
 
+    @property
+    def kind(self) -> Kind:
+        """What of it decides the program."""
+        slices = min(self.slices, 2 * self.window + 2)  # as ``encode`` has it
+        return Kind(slices, self.window, self.large, self.direct, self.scratch)
 
-def form_of(message: Message, workspace: Workspace, *, direct: bool = False) -> Form:
-    """How both ends carry out a message; ``direct``: if the sender has mapped the buffer."""
-    nbytes, most = message.nbytes, workspace.pair_replicas
+
+def form_of(
+    nbytes: int, workspace: Workspace, *, direct: bool = False, scratch: bool = False
+) -> Form:
+    """How both ends carry out a message of a length.
+
+    ``direct``: if the sender has mapped the buffer; ``scratch``: in the large SCRATCH, if not so.
+    """
+    most = workspace.pair_replicas
     large = nbytes > window_bytes(workspace)
     if direct:
         slices = window = 1
-    elif message.scratch:
+    elif scratch:
         window, most = SCRATCH_WINDOW, min(most, BESIDE_BLOCKS.value)
         slot = scratch_share(workspace.nranks) // window // _PIECE * _PIECE
         slices = -(-nbytes // slot)
@@ -141,26 +163,38 @@ def form_of(message: Message, workspace: Workspace, *, direct: bool = False) -> 
         slices = max(1, -(-nbytes // half), min(window, nbytes // SLICE_BYTES))
     piece = -(-nbytes // slices)
     replicas = min(most, max(1, -(-piece // BLOCK_BYTES)))
-    return Form(slices, window, replicas, large, direct, message.scratch and not direct)
+    return Form(slices, window, replicas, large, direct, scratch and not direct)
 
 
 def shared_out(halves: Sequence[Half], workspace: Workspace, most: int, where: str) -> list[int]:
     """CUDA blocks of each half, ``most`` together: one for each replica if there are enough."""
     wanted = [
         max(
-            form_of(each, workspace, direct=not (each.scratch or half.stages)).replicas
+            form_of(
+                each.nbytes,
+                workspace,
+                direct=not (each.scratch or half.stages),
+                scratch=each.scratch,
+            ).replicas
             for each in half.messages
         )
         for half in halves
     ]
-    left = most - len(halves)
+    return share_out(wanted, most, where)
+
+
+def share_out(wanted: Sequence[int], most: int, where: str) -> list[int]:
+    """CUDA blocks of halves, ``most`` together, of which each would have so many."""
+    left = most - len(wanted)
     if left < 0:
         raise LaunchRefused(
-            f"{where}: {len(halves)} sends and receives at once, {most} thread blocks are there "
+            f"{where}: {len(wanted)} sends and receives at once, {most} thread blocks are there "
             f"and each needs one: let fewer ranks share a GPU, or make fewer calls in one group"
         )
-    given = [1] * len(halves)
-    while left and given != wanted:
+    if sum(wanted) <= most:
+        return [*wanted]
+    given = [1] * len(wanted)
+    while left:
         for number, most_here in enumerate(wanted):
             if left and given[number] < most_here:
                 given[number] += 1
@@ -223,28 +257,44 @@ def _half(workspace: Workspace, at: Addresses, half: Half, first: int, blocks: i
         raise LaunchRefused(f"{len(half.messages)} messages to one rank in a group; make fewer")
     words = half_words(workspace, at, half, first, blocks)
     for message in half.messages:
-        staged = form_of(message, workspace)
-        forms = [staged]
-        if staged.large and not (staged.scratch or half.copies or half.stages):
-            forms.append(form_of(message, workspace, direct=True))
+        forms = forms_of(half, message.nbytes, workspace, scratch=message.scratch)
         programs = [_block(workspace, at, half, message, form) for form in forms]
-        direct = forms[1].replicas if forms[1:] else 0
-        if staged.scratch:
-            direct = IN_SCRATCH
-        elif half.stages and staged.large:
-            direct = 1  # says that it is large; its receiver names no buffer
-        lengths = len(programs[0]) | sum(map(len, programs)) << 16
-        how = (blocks if half.copies else staged.replicas) | direct << 16 | lengths << 32
+        how = how_word(half, forms, blocks, [*map(len, programs)])
         words += message_words(message, how, 0 if half.sends else message.mapped)
         words += itertools.chain(*programs)
     return words
+
+
+def half_head(half: Half, first: int, blocks: int) -> int:
+    """The word of a half that says whose it is, and which CUDA blocks run it."""
+    return half.peer | half.sends << 16 | len(half.messages) << 17 | first << 32 | blocks << 48
+
+
+def forms_of(half: Half, nbytes: int, workspace: Workspace, *, scratch: bool = False) -> list[Form]:
+    """How a message is carried out, staged; behind it if the sender has mapped the buffer."""
+    staged = form_of(nbytes, workspace, scratch=scratch)
+    if staged.large and not (scratch or half.copies or half.stages):
+        return [staged, form_of(nbytes, workspace, direct=True)]
+    return [staged]
+
+
+def how_word(half: Half, forms: Sequence[Form], blocks: int, lengths: Sequence[int]) -> int:
+    """The word with a call's replicas, and the words of its blocks: the first, and all."""
+    staged = forms[0]
+    direct = forms[1].replicas if forms[1:] else 0
+    if staged.scratch:
+        direct = IN_SCRATCH
+    elif half.stages and staged.large:
+        direct = 1  # says that it is large; its receiver names no buffer
+    replicas = blocks if half.copies else staged.replicas
+    return replicas | direct << 16 | lengths[0] << 32 | sum(lengths) << 48
 
 
 def half_words(
     workspace: Workspace, at: Addresses, half: Half, first: int, blocks: int
 ) -> list[int]:
     """The words of a half before those of its calls."""
-    head = half.peer | half.sends << 16 | len(half.messages) << 17 | first << 32 | blocks << 48
+    head = half_head(half, first, blocks)
     if half.copies:
         return [head, 0, 0, 0]
     return [head, *_ends(workspace, at.rank, half.peer, half.sends, at.workspaces)]
@@ -262,7 +312,7 @@ def _ends(
 
 def message_words(message: Message, how: int, mapped: int = 0) -> tuple[int, int, int]:
     """The words of a call before those of its blocks; ``how``: their replicas and lengths."""
-    return message.signature << 32 | message.record & 0xFFFFFFFF, how, mapped
+    return signature_of(message.signature_text) << 32 | message.record & 0xFFFFFFFF, how, mapped
 
 
 def _block(
@@ -270,43 +320,46 @@ def _block(
 ) -> list[int]:
     """The words of the half's block of the pair's plan."""
     nbytes, user = message.nbytes, (message.address, message.target)
+    writer = writer_of(workspace, at, half, form)
     if half.copies:
         layout = Layout(_LOCAL_COPY, (nbytes,))
-        return _copy_writer(workspace).of(layout).block(0, Addresses(0, (0,), 0, user=user))
+        return writer.of(layout).block(0, Addresses(0, (0,), 0, user=user))
+    user = (message.address, 0) if half.sends else (0, message.address)
+    role = _SENDER if half.sends else _RECEIVER
+    return writer.of(form.layout(nbytes)).block(role, Addresses(role, (), 0, user=user))
+
+
+def writer_of(workspace: Workspace, at: Addresses, half: Half, form: Form) -> HalfWriter:
+    """What writes the half's block of messages of any length of a form's kind."""
+    if half.copies:
+        return _copy_writer(workspace)
     ranks = (at.rank, half.peer) if half.sends else (half.peer, at.rank)
     ends = tuple(at.workspaces[rank] for rank in ranks)
-    role = _SENDER if half.sends else _RECEIVER
-    user = (message.address, 0) if half.sends else (0, message.address)
     scratch = (0, scratch_of(at, *ranks)) if form.scratch else ()
-    own = Addresses(role, ends, 0, user=user, scratch=scratch)
-    return (
-        _writer(workspace, form, role, ranks, ends, scratch)
-        .of(form.layout(nbytes))
-        .block(role, own)
-    )
+    role = _SENDER if half.sends else _RECEIVER
+    return _writer(workspace, form.kind, role, ranks, ends, scratch)
 
 
 @lru_cache(maxsize=1024)
 def _writer(
     workspace: Workspace,
-    form: Form,
+    kind: Kind,
     role: int,
     ranks: tuple[int, ...],
     ends: tuple[int, ...],
     scratch: tuple[int, ...],
-) -> Writer:
-    """What writes one end of a pair for every length of a form, and has written it once."""
-    own = Addresses(role, ends, 0, scratch=scratch)
-    writer = _HalfWriter(_program(form), form.layout(0), workspace, own, ranks, form)
+) -> HalfWriter:
+    own, form = Addresses(role, ends, 0, scratch=scratch), Form(kind.slices, kind.window, 1)
+    writer = HalfWriter(_program(kind), form.layout(0), workspace, own, ranks, kind)
     writer.block(role, own)  # threads that share it find all that is written once
     return writer
 
 
 @cache
-def _copy_writer(workspace: Workspace) -> Writer:
+def _copy_writer(workspace: Workspace) -> HalfWriter:
     """What writes a copy of any length within a rank."""
     own = Addresses(0, (0,), 0)
-    writer = _HalfWriter(_copy(), Layout(_LOCAL_COPY, (0,)), workspace, own)
+    writer = HalfWriter(_copy(), Layout(_LOCAL_COPY, (0,)), workspace, own)
     writer.block(0, own)
     return writer
 
@@ -316,7 +369,7 @@ def scratch_of(at: Addresses, sender: int, receiver: int) -> int:
     return at.scratch[receiver] + sender * scratch_share(len(at.workspaces))
 
 
-class _HalfWriter(Writer):
+class HalfWriter(Writer):
     """Writes the words of one end of a pair, whose ranks are 0 and 1 in the plan."""
 
     def __init__(
@@ -326,17 +379,35 @@ class _HalfWriter(Writer):
         workspace: Workspace,
         own: Addresses,
         ranks: tuple[int, ...] = (),
-        form: Form | None = None,
+        kind: Kind | None = None,
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.unit = ranks, layout.align
         sender = ranks[_SENDER] if ranks else 0
         scratch: tuple[int | None, int, bool] = workspace.zone(sender), workspace.zone_half, False
-        if form is not None and form.scratch:
+        if kind is not None and kind.scratch:
             scratch = None, scratch_share(workspace.nranks), True
-        elif form is not None and form.large and workspace.staged_bytes:
+        elif kind is not None and kind.large and workspace.staged_bytes:
             scratch = workspace.staged(sender), workspace.staged_bytes, True
         carried = KernelPart(frozenset(range(len(program.blocks))), *scratch)
         super().__init__(program, layout, _BYTE, workspace, (own,), carried)
+
+    @property
+    def length(self) -> int:
+        """How many words its block has."""
+        (kept,) = self.kept.values()
+        return len(kept.words)
+
+    def rewrite(self, words: array[int], first: int, nbytes: int, slices: int) -> None:
+        """Write what a message's length decides of its block, whose words begin at ``first``."""
+        piece = -(-nbytes // (slices * self.unit)) * self.unit
+        (kept,) = self.kept.values()
+        words[first + 1], words[first + 3] = slices, piece
+        for word, _ in kept.extents:
+            words[first + word], words[first + word + 1] = nbytes, piece
+        for word, start, slot, where in kept.scratch:
+            words[first + word], words[first + word + 1] = start + slot * piece, where | piece << 16
+        for word, _, base, where in kept.user:  # the launch is given their addresses
+            words[first + word + 1] = (0 if base is None else where) | piece << 16
 
     def place(self, chunk: Chunk, at: Addresses) -> tuple[int | None, int]:
         """As any kernel's, but the kernel finds the peer's buffer in the receiver's hello."""
@@ -354,9 +425,9 @@ class _HalfWriter(Writer):
         return at.workspaces[side] + words + self.workspace.pair_flags
 
 
-def _program(form: Form) -> Program:
-    mapped = frozenset({Buffer.OUTPUT} if form.direct else ())
-    return encode(build("send", "pair", 2), Launch("Simple", form.slices, form.window, mapped))
+def _program(kind: Kind) -> Program:
+    mapped = frozenset({Buffer.OUTPUT} if kind.direct else ())
+    return encode(build("send", "pair", 2), Launch("Simple", kind.slices, kind.window, mapped))
 
 
 def _copy() -> Program:
@@ -368,7 +439,7 @@ def _copy() -> Program:
 def _move() -> Move:
     """The one move that all rows of these programs make."""
     forms = Form(1, 1, 1), Form(2 * WINDOW, WINDOW, 1), Form(1, 1, 1, direct=True)
-    programs = (*map(_program, forms), _copy())
+    programs = (*(_program(form.kind) for form in forms), _copy())
     rows = (row for program in programs for block in program.programs for row in block.rows)
     (move,) = {move_of(row, _BYTE) for row in rows}
     if move is None:

@@ -26,6 +26,7 @@ from ringcoll.executors.cuda.message_launch import (
     addresses_of,
 )
 from ringcoll.executors.cuda.point_to_point import window_bytes
+from ringcoll.executors.cuda.recounted_messages import Peers, RecountedMessages
 from ringcoll.executors.cuda.rendezvous import Bundle, End
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.drive import Pause, Task
@@ -167,6 +168,7 @@ class CudaPairs:
         self.running: list[Bundle[Member]] = []
         self.small_bytes = window_bytes(executor.workspace)
         self._launches = MessageLaunches(executor)
+        self._recounted = RecountedMessages(executor, self._launches)
         self._kept: dict[tuple[object, ...], tuple[Launching, list[Record]]] = {}
 
     @property
@@ -204,23 +206,48 @@ class CudaPairs:
 
         """
         launchable, records = self.launchable([self.member((calls,))], calls.timeout)
+        sizes = [call.nbytes for call in calls.calls]
+        return self._prepared(calls, sizes, places, launchable, records)
+
+    def recounted(
+        self,
+        calls: PairCalls,
+        peers: Peers,
+        counts: Sequence[int],
+        texts: Sequence[str],
+        places: Sequence[tuple[int | None, int | None]],
+    ) -> PreparedPairs:
+        """The launch of messages that differ from prepared ones in their counts alone.
+
+        It holds until the next such launch. The arguments are those of
+        :meth:`RecountedMessages.launch` and of :meth:`prepared`.
+        """
+        launchable, records = self._recounted.launch(calls, peers, counts, texts)
+        sizes = [n * call.dtype.itemsize for n, call in zip(counts, calls.calls, strict=True)]
+        return self._prepared(calls, sizes, places, launchable, records)
+
+    def _prepared(
+        self,
+        calls: PairCalls,
+        sizes: Sequence[int],
+        places: Sequence[tuple[int | None, int | None]],
+        launchable: Launching,
+        records: list[Record],
+    ) -> PreparedPairs:
         given, received = list[tuple[int, int, int]](), list[tuple[int, int, Call]]()
-        for first, (call, place) in enumerate(zip(calls.calls, places, strict=True)):
-            for side, offset in enumerate(place):
-                if offset is not None:
-                    given.append((GIVEN_EACH * first + side, side, offset))
-            if call.send is None and call.nbytes > self.small_bytes:
-                mapped = GIVEN_EACH * first + 2
-                received.append((mapped, place[1] or 0, call.on(None, None)))
-        return PreparedPairs(
-            launchable,
-            records,
-            calls.timeout,
-            tuple(given),
-            GIVEN_EACH * len(calls.calls),
-            tuple(received),
-            any(call.nbytes > self.small_bytes for call in calls.calls),
-        )
+        first, small = 0, self.small_bytes
+        for call, nbytes, (send, recv) in zip(calls.calls, sizes, places, strict=True):
+            if send is not None:
+                given.append((first, 0, send))
+            if recv is not None:
+                given.append((first + 1, 1, recv))
+                if nbytes > small and send is None:
+                    large = call.on(None, None)
+                    large.nbytes = nbytes
+                    received.append((first + 2, recv, large))
+            first += GIVEN_EACH
+        kept = tuple(given), first, tuple(received), max(sizes, default=0) > small
+        return PreparedPairs(launchable, records, calls.timeout, *kept)
 
     def run(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
         """Launch the messages of one call, on arrays at these addresses."""

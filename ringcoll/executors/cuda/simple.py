@@ -181,7 +181,7 @@ def shape_words(moves: Sequence[Move]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockWords:
+class BlockWords:
     """The words of a block, 0 where the layout decides them, and what belongs there."""
 
     words: tuple[int, ...]
@@ -228,7 +228,7 @@ class Writer:
                 if (move := move_of(row, dtype)) is not None
             )
         )
-        self._blocks: dict[int, _BlockWords] = {}
+        self.kept: dict[int, BlockWords] = {}
         self._spans: dict[Chunk, int] = {}  # numbers of chunks of INPUT and OUTPUT
         self._lay_out(layout)
 
@@ -267,9 +267,9 @@ class Writer:
 
     def block(self, number: int, at: Addresses) -> list[int]:
         """Rows, slices, window, width; the rows; the last signals; the last waits."""
-        kept = self._blocks.get(number)
+        kept = self.kept.get(number)
         if kept is None:
-            kept = self._blocks[number] = self._block(number, at)
+            kept = self.kept[number] = self._block(number, at)
         lengths, item = self._lengths, self.dtype.itemsize
         lengths += map(self._span, islice(self._spans, len(lengths), None))
         words = [*kept.words]
@@ -285,7 +285,7 @@ class Writer:
             words[word + 1] = (_HERE if base is None else where) | piece * item << 16
         return words
 
-    def _block(self, number: int, at: Addresses) -> _BlockWords:
+    def _block(self, number: int, at: Addresses) -> BlockWords:
         """A block's words, but for what the layout decides."""
         block: BlockProgram = self.program.programs[number]
         slots = self.program.slots
@@ -323,7 +323,7 @@ class Writer:
         words += (*self.head(0, None, [], last), 0, 0, *last)
         ends = waits(block.exit_waits, ())
         words += (*self.head(0, None, ends, []), 0, 0, *ends)
-        return _BlockWords(tuple(words), tuple(extents), tuple(scratch), tuple(user))
+        return BlockWords(tuple(words), tuple(extents), tuple(scratch), tuple(user))
 
     def head(
         self, kind: int, row: Row | None, waits: Sequence[int], signals: Sequence[int]

@@ -1,0 +1,216 @@
+"""Messages whose counts have not come before, with kernels that run on the CPU."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.executors.cuda.message_launch import MessageLaunches
+from ringcoll.executors.cuda.point_to_point import shared_out, window_bytes
+from ringcoll.executors.cuda.recounted_messages import RecountedMessages
+from tests.gpu.ranks import close
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(params=[2, 3])
+def comms(request, monkeypatch):
+    gpus = fake(monkeypatch, request.param, sms=24)
+    made = ringcoll.init_all([*range(request.param)], device="cuda", timeout=20)
+    yield made
+    close(made, failed=True)
+    gpus.close()
+
+
+@pytest.fixture
+def new(monkeypatch):
+    """The counts of each launch of messages that was recounted."""
+    found = list[tuple[int, ...]]()
+    honest = RecountedMessages.launch
+
+    def launch(self, calls, peers, counts, texts):
+        found.append(counts)
+        return honest(self, calls, peers, counts, texts)
+
+    monkeypatch.setattr(RecountedMessages, "launch", launch)
+    return found
+
+
+def counts_of_every_kind(comms) -> list[int]:
+    """Counts of int32 in one slice and in two, and of messages that are large."""
+    most = window_bytes(comms[0]._state.cuda.workspace) // 4
+    return [1, 3, 127, 128, 129, most // 2 + 1, most - 1, most, most + 1, 2 * most + 77]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_messages_of_new_counts_arrive_whole(comms, new, symmetric):
+    n, draw = len(comms), random.Random(7)
+    kinds = counts_of_every_kind(comms)
+    steps = [[draw.choice(kinds) + draw.randrange(3) for _ in range(n)] for _ in range(14)]
+    if symmetric:  # allocated by all ranks alike
+        steps = [step[:1] * n for step in steps]
+
+    def work(comm) -> None:
+        after, before, kept = (comm.rank + 1) % n, (comm.rank - 1) % n, list[FakeBuffer]()
+        for number, step in enumerate(steps):
+            data = np.arange(step[comm.rank]) + comm.rank
+            sent = FakeBuffer(comm, data, offset=number % 3, symmetric=symmetric)
+            got = FakeBuffer(comm, step[before], offset=number % 2, symmetric=symmetric)
+            kept += sent, got
+            if number % 4:
+                comm.sendrecv(sent.array, after, got.array, before)
+            else:
+                with ringcoll.group():
+                    comm.send(sent.array, after)
+                    comm.recv(got.array, before)
+            comm.synchronize()
+            got.check(np.arange(step[before]) + before)
+
+    assert in_threads(comms, work) == []
+    assert len(new) >= 6 * n
+
+
+def test_an_all_to_all_v_of_new_counts_arrives_whole(comms, new):
+    """Zeros among the counts, too."""
+    n, draw = len(comms), random.Random(11)
+    kinds = [0, *counts_of_every_kind(comms)]
+    steps = [[[draw.choice(kinds) for _ in range(n)] for _ in range(n)] for _ in range(8)]
+    for step in steps:
+        for rank in range(n):
+            step[rank][rank] += 1  # no rank has an empty buffer
+
+    def work(comm) -> None:
+        me, kept = comm.rank, list[FakeBuffer]()
+        for number, step in enumerate(steps):
+            whole = [np.arange(sum(step[p])) + 1000 * p + number for p in range(n)]
+            theirs = [step[p][me] for p in range(n)]
+            sent = FakeBuffer(comm, whole[me], offset=number % 2)
+            got = FakeBuffer(comm, sum(theirs), offset=number % 3)
+            kept += sent, got
+            comm.all_to_all_v(sent.array, step[me], got.array, theirs)
+            comm.synchronize()
+            starts = [sum(step[p][:me]) for p in range(n)]
+            parts = [whole[p][starts[p] : starts[p] + step[p][me]] for p in range(n)]
+            got.check(np.concatenate(parts))
+
+    assert in_threads(comms, work) == []
+    assert len(new) == 7 * n
+
+
+def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monkeypatch):
+    """Word by word, and its addresses lie where a launch writes them."""
+    kinds, compared = counts_of_every_kind(comms), []
+    honest, n = RecountedMessages.launch, len(comms)
+
+    def launch(self, calls, peers, counts, texts):
+        found, records = honest(self, calls, peers, counts, texts)
+        halves = [
+            replace(
+                half,
+                messages=(
+                    replace(
+                        half.messages[0],
+                        nbytes=4 * count,
+                        signature_text=f"count={count} dtype=int32",
+                        record=number,
+                    ),
+                ),
+            )
+            for half, count, (_, number, _) in zip(
+                self._halves[peers], counts, records, strict=True
+            )
+        ]
+        blocks = shared_out(halves, self._executor.workspace, 24, "here")
+        packed = MessageLaunches(self._executor).alone(halves, blocks, n, calls.timeout)
+        held = {word for of in packed.parameter.address_words for word, _ in of}
+        words = [launch.parameter.words.tolist() for launch in (found, packed)]
+        different = [at for at, (a, b) in enumerate(zip(*words, strict=True)) if a != b]
+        assert held.issuperset(different), counts
+        assert found.parameter.address_words[:6] == packed.parameter.address_words[:6]
+        assert found.blocks == packed.blocks
+        compared.append(counts)
+        return found, records
+
+    monkeypatch.setattr(RecountedMessages, "launch", launch)
+
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for step in range(30):
+            count = kinds[step % len(kinds)] + step
+            sent, got = FakeBuffer(comm, np.full(count, comm.rank)), FakeBuffer(comm, count)
+            kept += sent, got
+            comm.sendrecv(sent.array, (comm.rank + 1) % n, got.array, (comm.rank - 1) % n)
+            comm.synchronize()
+
+    assert in_threads(comms, work) == []
+    assert len(compared) == 29 * n
+
+
+def test_messages_are_kept_when_their_counts_come_again(comms, new):
+    n = len(comms)
+
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for count in (5, 6, 7, 8, 6, 6, 8, 8, 6):
+            sent, got = FakeBuffer(comm, np.full(count, comm.rank)), FakeBuffer(comm, count)
+            kept += sent, got
+            comm.sendrecv(sent.array, (comm.rank + 1) % n, got.array, (comm.rank - 1) % n)
+            comm.synchronize()
+            got.check(np.full(count, (comm.rank - 1) % n))
+        counts = sorted(key[2][0] for key in comm._engine._messages)
+        assert counts == [5, 6, 8]
+
+    assert in_threads(comms, work) == []
+    assert sorted(new) == sorted([(6, 6), (7, 7), (8, 8)] * n)
+
+
+def test_ends_of_other_counts_are_told_apart(comms, new):
+    """Both ends are recounted; each has published what it expects."""
+    n = len(comms)
+
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for step in range(3):
+            count = 10 + step + (comm.rank == 1 and step == 2)
+            sent, got = FakeBuffer(comm, np.full(count, 1)), FakeBuffer(comm, count)
+            kept += sent, got
+            if comm.rank == 0:
+                comm.send(sent.array, 1)
+            elif comm.rank == 1:
+                comm.recv(got.array, 0)
+            comm.synchronize()
+
+    found = in_threads(comms, work)
+    assert n and found
+    assert any(
+        isinstance(error, MismatchError) and "count=12" in str(error) and "count=13" in str(error)
+        for error in found
+    ), found
+    assert (12,) in new and (13,) in new
+
+
+def test_wrong_counts_are_refused_behind_good_ones(comms, new):
+    n = len(comms)
+
+    def work(comm) -> None:
+        sent, got = FakeBuffer(comm, np.full(6 * n, 1)), FakeBuffer(comm, 6 * n)
+        for count in (6, 6):
+            comm.all_to_all_v(sent.array, [count] * n, got.array, [count] * n)
+        for wrong in ([6] * (n - 1) + [7], [6] * (n - 1) + [-6], [6] * (n - 1)):
+            with pytest.raises(ArgumentError, match="counts"):
+                comm.all_to_all_v(sent.array, wrong, got.array, [6] * n)
+        comm.synchronize()
+        got.check(np.full(6 * n, 1))
+
+    assert in_threads(comms, work) == []
+    assert new == []
