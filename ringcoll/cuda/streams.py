@@ -34,20 +34,26 @@ def stream_pointer(stream: Any, like: Any = None, *, ordinal: int | None = None)
     return stream_of(stream, like, ordinal=ordinal)[0]
 
 
+_DEFAULTS, _DEFAULT = frozenset({0, 1}), "default stream"
+"""Handles of the legacy default stream, which nobody destroys, and its owner. That of a thread, 2,
+is another stream in each."""
+
+
 def stream_of(
     stream: Any, like: Any = None, *, ordinal: int | None = None, where: str = "stream"
 ) -> tuple[int, object | None]:
     """The handle of a stream, 0 being the default one, and what keeps the stream alive.
 
     ``stream`` of None is the current one of the library that made ``like``, else CuPy's. Where only
-    the handle is known, nothing keeps it: the caller may destroy it when the call has returned.
+    the handle is known, of no default stream, nothing keeps it: the caller may destroy it when the
+    call has returned.
     """
     if stream is None:
         return _current_stream(like, ordinal)
     if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool):
         if stream < 0:
             raise ArgumentError(f"{where}: stream={stream}, wanted a handle of at least 0")
-        return int(stream), None
+        return int(stream), _DEFAULT if stream in _DEFAULTS else None
     _refuse_foreign(stream, ordinal, where)
     handle = _handle(stream)
     if handle is None:
@@ -71,6 +77,8 @@ def _owner(stream: Any) -> object | None:
     Torch numbers its own streams and takes the handle for others'; numba has an attribute.
     """
     handle = getattr(stream, "cuda_stream", None)
+    if handle in _DEFAULTS:
+        return _DEFAULT
     foreign = (
         type(stream) is foreign_streams()
         or (handle is not None and getattr(stream, "stream_id", None) == handle)

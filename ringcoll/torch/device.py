@@ -129,8 +129,11 @@ class Device:
         return from_pointer(tensor.data_ptr(), tensor.numel(), kind, self.ordinal)
 
     def stream_options(self) -> dict[str, Any]:
-        """The stream argument of the communicator's methods."""
-        return {"stream": self.current()}
+        """The stream argument of the communicator's methods: torch's, which keeps its streams."""
+        stream, owner = self._streams.current()
+        if stream and owner is not None:
+            return {"stream": torch.cuda.current_stream(self.ordinal)}
+        return {"stream": stream}
 
     # -- a call ---------------------------------------------------------------------------------
 

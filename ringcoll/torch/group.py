@@ -373,7 +373,7 @@ class ProcessGroupRingcoll(Barriers):
         else:
             ordinal = torch.cuda.current_device() if device.index is None else device.index
             engine = self._device or self._open_device(ordinal, "empty")
-            comm, stream = engine.comm, engine.stream_options()["stream"]
+            comm, stream = engine.comm, engine.current()
         with self._opening:
             blocks = self._blocks.setdefault(device.type, Blocks(comm))
         try:

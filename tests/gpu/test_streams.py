@@ -53,6 +53,9 @@ def test_what_keeps_a_stream_alive():
     owner = types.SimpleNamespace(ptr=1234, device_id=-1)
     assert stream_of(owner) == (1234, owner)
     assert stream_of(1234) == (1234, None)
+    assert stream_of(2) == (2, None)  # another stream in each thread
+    (_, kept), (_, own) = stream_of(0), stream_of(types.SimpleNamespace(cuda_stream=0, stream_id=0))
+    assert kept is own is not None  # nobody destroys the default stream
     torchs = types.SimpleNamespace(cuda_stream=1234, stream_id=35)
     assert stream_of(torchs) == (1234, torchs)
     torchs.stream_id = torchs.cuda_stream  # torch.cuda.ExternalStream, also where it is current
