@@ -9,9 +9,10 @@ One process a GPU; calls are eager, of 256 bytes of float32 or of 20 MiB, whose 
 by protocol Simple, and all_reduce is in place. The kinds take turns in
 blocks of 100 calls, which the ranks begin together; a figure is the median of the blocks' means,
 and the slowest rank counts. An empty kernel and a slice alone, which call nothing, stand beside.
-Each kind is called once before it is timed, and every element is compared. ``counts not seen`` are
-blocks of calls, in place on slices of plain memory, whose numbers of elements are all new. A GPU
-that ranks share runs one of them at a time: give ``--one-gpu`` some minutes by ``--seconds``.
+Each kind is called once before it is timed, and every element is compared. ``new counts`` are
+blocks of calls on slices of plain memory whose numbers of elements are all new, ``new timeouts`` of
+calls whose ``timeout=`` is. A GPU that ranks share runs one of them at a time: give ``--one-gpu``
+some minutes by ``--seconds``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -36,8 +37,9 @@ VIEWS = 60
 BLOCKS = 7
 SETTLE = 3.0
 """Seconds in which kernels are compiled that the first calls did not wait for."""
-NEW, STRIDE, TURNS = 100, 2048, 4
+NEW, STRIDE, TURNS = 50, 4096, 4
 """Counts of a block that no call had before, elements from one slice to the next, and blocks."""
+POISON = -7
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ def kinds(comm: Any) -> dict[str, Kind]:
     parts = comm.empty(VIEWS * COUNT + 8, "float32")
     plain, large = cupy.zeros(COUNT, "float32"), cupy.zeros(VIEWS * COUNT + 8, "float32")
     wide, single = cupy.zeros(n * COUNT, "float32"), cupy.zeros(COUNT, "float32")
+    other = cupy.zeros(n * COUNT, "float32")
     torch_plain = torch.zeros(COUNT, device="cuda")
     torch_large = torch.zeros(VIEWS * COUNT, device="cuda")
     edges = [slice(COUNT * k, COUNT * (k + 1)) for k in range(VIEWS)]
@@ -127,6 +130,9 @@ def kinds(comm: Any) -> dict[str, Kind]:
         "all_gather_v": Kind(
             lambda: comm.all_gather_v(plain, wide, [COUNT] * n), plain, wide, every
         ),
+        "all_to_all_v": Kind(
+            lambda: comm.all_to_all_v(wide, [COUNT] * n, other, [COUNT] * n), wide, other, every
+        ),
         "sendrecv": Kind(
             lambda: comm.sendrecv(plain, after, single, before), plain, single, before + 1
         ),
@@ -153,23 +159,77 @@ def wrong_of(kind: Kind, rank: int, settle: Callable[[], object]) -> int:
     return wrong
 
 
-def counts_not_seen(comm: Any, settle: Callable[[], object]) -> tuple[float, int]:
-    """Microseconds of a call of a new count, and wrong elements; the first block is not timed."""
+def new_counts(comm: Any, settle: Callable[[], object]) -> Iterator[tuple[str, float, int]]:
+    """Each kind of call, microseconds of one of a new count, and wrong elements.
+
+    The first block is not timed.
+    """
     import cupy
 
-    x = cupy.full((TURNS * NEW, STRIDE), comm.rank + 1, "float32")
-    right = x.copy()
-    flat, spent = x.reshape(-1), []
+    n, me = comm.nranks, comm.rank
+    after, before, total = (me + 1) % n, (me - 1) % n, n * (n + 1) // 2
+    sent = cupy.full(n * STRIDE, me + 1, "float32")
+    got = cupy.empty((TURNS * NEW, STRIDE * n), "float32")
+    large, sums = cupy.full(LARGE, me + 1, "float32"), cupy.empty(LARGE, "float32")
+    flat = got.reshape(-1)
+
+    def row(k: int, count: int) -> Any:
+        return flat[k * STRIDE * n : k * STRIDE * n + count]
+
+    def exchange(k: int) -> None:
+        counts, theirs = [500 + k + p for p in range(n)], [500 + k + me] * n
+        comm.all_to_all_v(sent[: sum(counts)], counts, row(k, sum(theirs)), theirs)
+
+    def gather(k: int) -> None:
+        counts = [500 + k + p for p in range(n)]
+        comm.all_gather_v(sent[: counts[me]], row(k, sum(counts)), counts)
+
+    def wanted_of(k: int, length: Callable[[int, int], int]) -> Any:
+        return cupy.repeat(cupy.arange(1, n + 1), [length(k, p) for p in range(n)])
+
+    kinds: dict[str, tuple[Callable[[int], object], Callable[[int], Any]]] = {
+        "all_reduce": (
+            lambda k: comm.all_reduce(sent[: 1000 + k], row(k, 1000 + k)),
+            lambda k: cupy.full(1000 + k, total),
+        ),
+        "all_gather_v": (gather, lambda k: wanted_of(k, lambda k, p: 500 + k + p)),
+        "all_to_all_v": (exchange, lambda k: wanted_of(k, lambda k, _p: 500 + k + me)),
+        "sendrecv": (
+            lambda k: comm.sendrecv(sent[: 1000 + k], after, row(k, 1000 + k), before),
+            lambda k: cupy.full(1000 + k, before + 1),
+        ),
+    }
+    for name, (call, right) in kinds.items():
+        got.fill(POISON)
+        us = _microseconds(call, settle)
+        wanted = cupy.full_like(got, POISON)
+        for k in range(TURNS * NEW):
+            values = right(k)
+            wanted[k, : values.size] = values
+        yield f"{name}, new counts", us, int((got != wanted).sum())
+    sums.fill(POISON)
+    counts = [LARGE - 64 * (TURNS * NEW - k) for k in range(TURNS * NEW)]
+    us = _microseconds(lambda k: comm.all_reduce(large[: counts[k]], sums[: counts[k]]), settle)
+    wrong = int((sums[: counts[-1]] != total).sum()) + int((sums[counts[-1] :] != POISON).sum())
+    yield "20 MiB, new counts", us, wrong
+    got.fill(POISON)
+    us = _microseconds(
+        lambda k: comm.all_reduce(sent[:COUNT], flat[:COUNT], timeout=20 + k / 1000), settle
+    )
+    yield "new timeouts", us, int((flat[:COUNT] != total).sum())
+
+
+def _microseconds(call: Callable[[int], object], settle: Callable[[], object]) -> float:
+    """Of a call, by its number; the median of the blocks but for the first."""
+    spent = []
     for turn in range(TURNS):
         settle()
         began = time.perf_counter()
         for k in range(turn * NEW, (turn + 1) * NEW):
-            comm.all_reduce(flat[k * STRIDE : k * STRIDE + 1000 + k])
+            call(k)
         spent.append((time.perf_counter() - began) / NEW * 1e6)
     settle()
-    for k in range(TURNS * NEW):
-        right[k, : 1000 + k] = comm.nranks * (comm.nranks + 1) // 2
-    return statistics.median(spent[1:]), int((x != right).sum())
+    return statistics.median(spent[1:])
 
 
 def work(link: Link, one_gpu: bool = False) -> None:
@@ -195,8 +255,8 @@ def work(link: Link, one_gpu: bool = False) -> None:
     found = host_us({name: kind.call for name, kind in timed.items()}, settle, blocks=BLOCKS)
     for name, us in found.items():
         link.send({"name": name, "bytes": timed[name].nbytes, "us": us, "wrong": wrong[name]})
-    us, unequal = counts_not_seen(comm, settle)
-    link.send({"name": "counts not seen", "bytes": None, "us": us, "wrong": unequal})
+    for name, us, unequal in new_counts(comm, settle):
+        link.send({"name": name, "bytes": None, "us": us, "wrong": unequal})
     comm.close()
 
 
