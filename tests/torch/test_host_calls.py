@@ -42,7 +42,10 @@ def no_cupy(monkeypatch):
 
 
 @pytest.mark.parametrize("nranks", [2, 3])
-def test_every_kind_has_right_results_and_a_wrong_call_is_counted(no_cupy, nranks):
+def test_every_kind_has_right_results_and_a_wrong_call_is_counted(no_cupy, monkeypatch, nranks):
+    monkeypatch.setattr(host_calls, "NEW", 6)
+    monkeypatch.setattr(host_calls, "LARGE", 1 << 20)
+
     def work(comm):
         made = WithoutOptions(comm)
         kinds = host_calls.kinds(made)
