@@ -107,6 +107,27 @@ def test_an_all_to_all_v_of_new_counts_arrives_whole(comms, new):
     assert len(new) == 7 * n
 
 
+def test_gathers_to_each_root_are_recounted(comms, new):
+    """A root receives from all others, which only send."""
+    n = len(comms)
+
+    def work(comm) -> None:
+        kept, me = list[FakeBuffer](), comm.rank
+        for step in range(4):
+            counts = [3 + step + p for p in range(n)]
+            for root in range(n):
+                sent = FakeBuffer(comm, np.full(counts[me], me + step))
+                got = FakeBuffer(comm, sum(counts)) if me == root else None
+                kept += sent, *([] if got is None else [got])
+                comm.gather_v(sent.array, None if got is None else got.array, counts, root=root)
+                comm.synchronize()
+                if got is not None:
+                    got.check(np.repeat(np.arange(n) + step, counts))
+
+    assert in_threads(comms, work) == []
+    assert len(new) == 3 * n * n
+
+
 def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monkeypatch):
     """Word by word, and its addresses lie where a launch writes them."""
     kinds, compared = counts_of_every_kind(comms), []

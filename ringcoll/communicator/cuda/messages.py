@@ -128,7 +128,7 @@ class MessageEngine(Engine):
         if found is None:
             calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
             found = self._recounted_exchange(calls, shape)
-            found = found or self._kept_messages(name, calls, shape, None)
+            found = found or self._kept_messages(name, calls, shape, _peers_of(calls))
         return self._launch_messages(found, shape, name, sendbuf, recvbuf)
 
     def _recounted_message(self, key: tuple[Any, ...]) -> _Recounted | None:
@@ -149,8 +149,9 @@ class MessageEngine(Engine):
     def _recounted_exchange(self, calls: list[Call], shape: _MessageShape) -> _Recounted | None:
         """Checked messages like those of another call; None: they are to be kept."""
         key, _, _, _, first, second, _ = shape
-        like, counts = self._alike.get(_without_counts(key, None)), tuple(c.count for c in calls)
-        if like is None or like.peers != _peers_of(calls) or like.has_come(counts):
+        like = self._alike.get(_without_counts(key, _peers_of(calls)))
+        counts = tuple(call.count for call in calls)
+        if like is None or like.has_come(counts):
             return None
         texts = tuple(call.shown for call in calls)
         return _Recounted(like, counts, texts, _places_of(calls, first, second))
