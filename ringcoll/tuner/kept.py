@@ -103,4 +103,4 @@ def _key(call: Call, limits: Limits) -> tuple[object, ...]:
     """What a choice of CPU ranks depends on, but for the slices and the SCRATCH of the count."""
     in_place, dtype = call.in_place if limits.in_place is None else limits.in_place, call.dtype
     size = power(call.nbytes), dtype.name, dtype.wide
-    return call.collective, call.root, in_place, *size, limits
+    return call.collective, bool(call.counts), call.root, in_place, *size, limits

@@ -240,6 +240,28 @@ def test_a_count_not_seen_enters_few_functions():
     assert again.isdisjoint(entry.rpartition(" ")[2] for entry in way)
 
 
+def test_calls_with_counts_leave_those_without_what_is_kept_for_them(monkeypatch):
+    """A v-variant is chosen by other counts, though its collective, type and size be the same."""
+    made: list[int] = []
+    prepare_like = HostCalls._prepare_like
+
+    def counted(*args: Any) -> Any:
+        made.append(1)
+        return prepare_like(*args)
+
+    monkeypatch.setattr(HostCalls, "_prepare_like", counted)
+
+    def work(comm):
+        whole, me = np.zeros(1200), comm.rank
+        comm.all_gather_v(np.ones(300 + me), whole[:601], [300, 301])
+        for count in range(280, 320):
+            comm.all_gather(np.full(count, me + 1.0), whole[: 2 * count])
+            assert whole[: 2 * count].tolist() == [1.0] * count + [2.0] * count
+
+    ringcoll.spawn(work, 2)
+    assert len(made) <= 4
+
+
 @pytest.mark.parametrize(
     ("dtype", "algorithm", "op"),  # all pairs
     [
