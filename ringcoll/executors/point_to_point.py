@@ -25,7 +25,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import DTYPES, DType
 from ringcoll.encode import Program, encode
-from ringcoll.executors.binding import Binding, Pacer, TraceEntry, UserPart
+from ringcoll.executors.binding import Binding, Pacer, TraceEntry
 from ringcoll.executors.drive import Lane, Pause, Task, post, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import SENDERS_WAIT, different_ends
@@ -33,9 +33,12 @@ from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     NodeMessages,
     Row,
+    Signal,
+    Wait,
     Wiring,
     flag_slots,
     lane_rows,
+    lane_templates,
     senders,
 )
 from ringcoll.executors.shared_state import (
@@ -61,21 +64,22 @@ SENDER, RECEIVER = 0, 1
 
 Array = npt.NDArray[Any]
 
-_NO_BYTES: Array = np.empty(0, np.uint8)
-
 _DTYPE_NUMBERS = {row.name: number for number, row in enumerate(DTYPES)}
 
 PREPARED = 256
 """Shapes of messages whose preparation a rank keeps: the oldest goes first."""
 
 
-@dataclass(slots=True, eq=False)
-class _BoundRow:
-    """The one row of a message that fits a landing zone; a slot of ``arrays`` is its array's."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Landing:
+    """The one row of each message of a pair that fits its landing zone, for one parity of epochs.
 
-    row: Row
-    arrays: list[Array]
-    slot: int
+    What it waits for and posts depends on no count; its work is a copy from or to the zone.
+    """
+
+    waits: tuple[Wait, ...]
+    signals: tuple[Signal, ...]
+    zone: Array
 
 
 @dataclass(slots=True, eq=False)
@@ -88,10 +92,8 @@ class PreparedPair:
     """The index of the pair in this rank's words."""
     other: int
     """The same in the peer's words."""
-    slot_bytes: int
-    launch: Launch
-    row: list[_BoundRow | None]
-    """By epoch & 1, once bound; empty if the message has several rows."""
+    landings: list[_Landing | None]
+    """By epoch & 1, once known, the same for all messages of the pair that fit; else empty."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +106,7 @@ class ActivePairCall:
     prepared: PreparedPair | None = None
     awaited: Sequence[tuple[Words, int, int]] = ()
     """Words, index and value of what its one row waits for; empty until it is polled."""
-    bound: _BoundRow | None = None
+    landing: _Landing | None = None
 
     @property
     def sends(self) -> bool:
@@ -130,7 +132,9 @@ class Pairs:
         self.trace: list[TraceEntry] | None = None
         self._epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
         self._prepared: dict[tuple[object, ...], PreparedPair] = {}
-        shared_state.bound.append(self._prepared.clear)
+        self._landings: dict[tuple[int, bool], list[_Landing | None]] = {}
+        self._slot_bytes = shared_state.zone_bytes // WINDOW // 64 * 64
+        shared_state.bound += self._prepared.clear, self._landings.clear
 
     def enter(self, active: ActivePairCall) -> PreparedPair:
         """Publish this half's hello to the peer without waiting."""
@@ -170,17 +174,15 @@ class Pairs:
             if call.matched:
                 shown, label = call.tagged(shown), (digest(call.tag) >> 8 or 1) << 8
             number = next(self.shared_state.numbers)
-            remote = self._is_remote(call.peer)
-            slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
-            fits = self.pacer is None and not remote and launch.slices == 1
+            landings: list[_Landing | None] = []
+            if call.count * call.dtype.itemsize <= self._slot_bytes and self._is_staged(call.peer):
+                landings = self._landings.setdefault((call.peer, sends), [None, None])
             found = PreparedPair(
                 Hello(digest(text), number, call.count, _DTYPE_NUMBERS[dtype] | label),
                 shown,
                 self._at(call.peer, sends=sends),
                 self._at(self.rank, sends=not sends),
-                slot,
-                launch,
-                [None, None] if fits else [],
+                landings,
             )
             while len(self._prepared) >= PREPARED:
                 self._prepared.pop(next(iter(self._prepared)), None)
@@ -212,7 +214,7 @@ class Pairs:
                 recv = call.recv[:count]
                 active.call = replace(call, recv=recv, count=count, nbytes=recv.nbytes, exact=True)
         prepared = active.prepared or self.enter(active)
-        if prepared.row and self.trace is None:
+        if prepared.landings and self.trace is None:
             while not self._try(active, prepared):
                 yield Pause(lambda: self._is_ready(active, prepared))
             return
@@ -228,13 +230,13 @@ class Pairs:
     def finish(self, active: ActivePairCall) -> bool:
         """Whether a half that was entered could be run to its end without waiting."""
         prepared = active.prepared
-        if prepared is None or not prepared.row or self.trace is not None:
+        if prepared is None or not prepared.landings or self.trace is not None:
             return False
         return self._try(active, prepared)
 
     def is_small(self, active: ActivePairCall) -> bool:
         """Whether a half was entered, and moves in one piece."""
-        return active.prepared is not None and bool(active.prepared.row)
+        return active.prepared is not None and bool(active.prepared.landings)
 
     def may_finish(self, active: ActivePairCall) -> bool:
         """Whether a small half can end now; very cheap."""
@@ -261,13 +263,13 @@ class Pairs:
 
     def _is_ready(self, active: ActivePairCall, prepared: PreparedPair) -> bool:
         """Whether the row of a half can run: it is polled."""
-        if active.bound is None:
-            bound = prepared.row[active.epoch & 1] or self._bound(active, prepared)
+        if active.landing is None:
+            landing = prepared.landings[active.epoch & 1] or self._landing(active, prepared)
             peer, base = self.shared_state.words[active.call.peer], active.epoch << 32
             awaited = [(peer, prepared.other, self._credit(active))]
-            for words, at, count in bound.row[0]:
+            for words, at, count in landing.waits:
                 awaited.append((words, at, base + count))
-            active.awaited, active.bound = awaited, bound
+            active.awaited, active.landing = awaited, landing
         for words, at, wanted in active.awaited:  # noqa: SIM110 (half of the time of all())
             if words[at] < wanted:
                 return False
@@ -279,67 +281,68 @@ class Pairs:
             return False
         if self.differs(active):
             self.compare(active)
-        bound, call = active.bound or self._bound(active, prepared), active.call
+        landing, call = active.landing or self._landing(active, prepared), active.call
         array = call.recv if call.send is None else call.send
-        _, work, signals = bound.row
         fence = self.fabric.fence
-        if work is not None and array is not None:
+        if array is not None and array.size:
             if fence is not None:
                 fence()
-            bound.arrays[bound.slot] = array.view(np.uint8)
-            try:
-                work()
-            finally:
-                bound.arrays[bound.slot] = _NO_BYTES  # what is kept keeps no memory alive
-        post(signals, active.epoch << 32, self.fabric.notify, fence)
+            data = array.view(np.uint8)
+            landed = landing.zone[: data.size]
+            if call.send is None:
+                data[...] = landed
+            else:
+                landed[...] = data
+        post(landing.signals, active.epoch << 32, self.fabric.notify, fence)
         if call.recv is None and self.differs(active):  # a receiver has had the hello before
             self.compare(active)
         self.running.remove(active)
         return True
 
-    def _bound(self, active: ActivePairCall, prepared: PreparedPair) -> _BoundRow:
-        """The one row of a half, bound to the landing zone of its epoch."""
-        bound = prepared.row[active.epoch & 1]
-        if bound is None:
-            user_parts: list[UserPart] = []
-            (row,) = self._rows(active, prepared, user_parts)[0]
-            arrays, slot = (user_parts[0][0], user_parts[0][1]) if user_parts else ([], 0)
-            bound = prepared.row[active.epoch & 1] = _BoundRow(row, arrays, slot)
-            if arrays:
-                arrays[slot] = _NO_BYTES
-        return bound
+    def _landing(self, active: ActivePairCall, prepared: PreparedPair) -> _Landing:
+        """The one row of a half that fits the landing zone of its epoch."""
+        found = prepared.landings[active.epoch & 1]
+        if found is None:
+            launch = self._staged_launch(active.call)[1]
+            wiring, numbers = self._wiring(active, launch)
+            ((waits, _, signals, *_),) = lane_templates(wiring, numbers[0])
+            found = _Landing(waits, signals, self._zone(active, wiring.ranks))
+            prepared.landings[active.epoch & 1] = found
+        return found
 
     def lanes(self, active: ActivePairCall) -> list[Lane]:
         """The lanes of this half."""
         remote = self._is_remote(active.call.peer)
         base, notify, fence = active.epoch << 32, self.fabric.notify, self.fabric.fence
         kind = MessageLane if remote else Lane
-        prepared = active.prepared or self._prepare(active.call, sends=active.sends)
-        lanes = self._rows(active, prepared, [])
-        return [kind(rows, base, notify, fence) for rows in lanes]
+        return [kind(rows, base, notify, fence) for rows in self._rows(active, remote=remote)]
 
-    def _rows(
-        self, active: ActivePairCall, prepared: PreparedPair, user_parts: list[UserPart]
-    ) -> list[Iterator[Row]]:
-        """The rows of each lane of this half; ``user_parts`` gets where they hold its array."""
-        call, launch = active.call, prepared.launch
-        me = SENDER if active.sends else RECEIVER
-        ranks = (self.rank, call.peer) if active.sends else (call.peer, self.rank)
-        remote = self._is_remote(call.peer)
-        program = encode(build("send", "pair", 2), launch)
+    def _rows(self, active: ActivePairCall, *, remote: bool) -> list[Iterator[Row]]:
+        """The rows of each lane of this half."""
+        call = active.call
+        slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
         layout = Layout(
             Collective("send", 2),
             (call.count,),
             launch.slices,
             align=max(1, 64 // call.dtype.itemsize),
         )
-        zone = self.shared_state.zone(ranks[SENDER], active.epoch, self.context)
-        landing = self.shared_state.bytes[ranks[RECEIVER]][zone]
         user: dict[tuple[int, Buffer], Any] = {}
         if call.send is not None:
             user[SENDER, Buffer.INPUT] = call.send
         if call.recv is not None:
             user[RECEIVER, Buffer.OUTPUT] = call.recv
+        wiring, numbers = self._wiring(active, launch)
+        landing = self._zone(active, wiring.ranks)
+        binding = Binding(layout, user, (landing, landing), slot, (), self.pacer, self.trace)
+        return [lane_rows(wiring, number, binding) for number in numbers]
+
+    def _wiring(self, active: ActivePairCall, launch: Launch) -> tuple[Wiring, list[int]]:
+        """What no count and no address changes, and the numbers of this half's blocks."""
+        call, signals = active.call, self.node_signals
+        me = SENDER if active.sends else RECEIVER
+        ranks = (self.rank, call.peer) if active.sends else (call.peer, self.rank)
+        program = encode(build("send", "pair", 2), launch)
         wiring = Wiring(
             program=program,
             slices=launch.slices,
@@ -349,20 +352,18 @@ class Pairs:
             dtype=call.dtype,
             op=None,
             nodes=launch.nodes,
-            node_messages=NodeMessages(self.node_signals.messages, PAIRS + self.context)
-            if remote and self.node_signals
+            node_messages=NodeMessages(signals.messages, PAIRS + self.context)
+            if launch.nodes and signals
             else None,
             senders=senders(program),
         )
-        zones, traced = (landing, landing), self.trace
-        binding = Binding(
-            layout, user, zones, prepared.slot_bytes, (), self.pacer, traced, user_parts
-        )
-        return [
-            lane_rows(wiring, number, binding)
-            for number, block in enumerate(program.programs)
-            if block.block.rank == me
-        ]
+        programs = enumerate(program.programs)
+        return wiring, [number for number, block in programs if block.block.rank == me]
+
+    def _zone(self, active: ActivePairCall, ranks: Sequence[int]) -> Array:
+        """The bytes of the receiver in which a call lands."""
+        zone = self.shared_state.zone(ranks[SENDER], active.epoch, self.context)
+        return self.shared_state.bytes[ranks[RECEIVER]][zone]
 
     def differs(self, active: ActivePairCall) -> bool:
         """Whether the peer's hello has arrived and is not this half's; very cheap."""
@@ -448,6 +449,10 @@ class Pairs:
     def _is_remote(self, peer: int) -> bool:
         return self.node_signals is not None and peer in self.node_signals.remote
 
+    def _is_staged(self, peer: int) -> bool:
+        """Whether messages to and from a rank go through landing zones, as fast as they can."""
+        return self.pacer is None and not self._is_remote(peer)
+
     @staticmethod
     def text(call: Call) -> str:
         """What both ends must agree on."""
@@ -466,10 +471,9 @@ class Pairs:
 
     def _staged_launch(self, call: Call) -> tuple[int, Launch]:
         """Bytes of a slot, and slices such that a window of them fits the landing zone."""
-        slot = self.shared_state.zone_bytes // WINDOW // 64 * 64
-        per_slot = slot // call.dtype.itemsize
+        per_slot = self._slot_bytes // call.dtype.itemsize
         slices = max(1, -(-call.count // per_slot))
-        return slot, Launch(slices=slices, window=WINDOW, mapped=frozenset())
+        return self._slot_bytes, Launch(slices=slices, window=WINDOW, mapped=frozenset())
 
     def _remote_launch(self, call: Call) -> tuple[int, Launch]:
         """The same to another node: no landing zone, and slices of at most one MPI message."""

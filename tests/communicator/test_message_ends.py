@@ -251,13 +251,12 @@ def test_a_failed_message_holds_no_memory_of_its_peers_once_closed():
         with pytest.raises(DeadlineError):
             late.wait()
         over.set()
-        kept = comm._state.progress.pairs._prepared.values()
-        bound = [row for prepared in kept for row in prepared.row if row is not None]
-        copies = [weakref.ref(row.row[1]) for row in bound]  # each has views of a landing zone
-        del kept, bound
+        kept = [*comm._state.progress.pairs._landings.values()]
+        zones = [weakref.ref(one.zone) for both in kept for one in both if one is not None]
+        del kept
         comm.close()
-        assert copies
-        assert [copy for copy in copies if copy() is not None] == []
+        assert zones
+        assert [zone for zone in zones if zone() is not None] == []
 
     gc.disable()
     try:

@@ -459,7 +459,7 @@ class Progress(MessageThread):
             self._pending = 0
             for message in messages:
                 # They have views of the peers' memory.
-                message.half.prepared = message.half.bound = None
+                message.half.prepared = message.half.landing = None
                 if message.task is not None:
                     message.task.close()  # type: ignore[attr-defined]
             self.pairs.running.clear()
