@@ -124,9 +124,11 @@ class Site:
     def integers(self, argument: str, values: Any) -> Counts:
         """One non-negative host integer a rank."""
         try:
-            if isinstance(values, _NO_SEQUENCES) or hasattr(values, "__cuda_array_interface__"):
+            if type(values) is not list and (
+                isinstance(values, _NO_SEQUENCES) or hasattr(values, "__cuda_array_interface__")
+            ):
                 raise TypeError
-            numbers = tuple(operator.index(value) for value in values)
+            numbers = tuple(map(operator.index, values))
         except TypeError:
             raise ArgumentTypeError(
                 f"{self.name} on rank {self.rank}: {argument}={values!r}: pass {self.nranks} host "

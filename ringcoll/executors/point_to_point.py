@@ -41,6 +41,7 @@ from ringcoll.executors.rows import (
     lane_templates,
     senders,
 )
+from ringcoll.executors.seen import Seen
 from ringcoll.executors.shared_state import (
     HELLO_WORDS,
     MESSAGES,
@@ -67,7 +68,7 @@ Array = npt.NDArray[Any]
 _DTYPE_NUMBERS = {row.name: number for number, row in enumerate(DTYPES)}
 
 PREPARED = 256
-"""Shapes of messages whose preparation a rank keeps: the oldest goes first."""
+"""Shapes of messages, come twice, whose preparation a rank keeps: the oldest goes first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +133,7 @@ class Pairs:
         self.trace: list[TraceEntry] | None = None
         self._epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
         self._prepared: dict[tuple[object, ...], PreparedPair] = {}
+        self._seen = Seen(4 * PREPARED)
         self._landings: dict[tuple[int, bool], list[_Landing | None]] = {}
         self._slot_bytes = shared_state.zone_bytes // WINDOW // 64 * 64
         shared_state.bound += self._prepared.clear, self._landings.clear
@@ -184,9 +186,10 @@ class Pairs:
                 self._at(self.rank, sends=not sends),
                 landings,
             )
-            while len(self._prepared) >= PREPARED:
-                self._prepared.pop(next(iter(self._prepared)), None)
-            self._prepared[key] = found
+            if self._seen.has_come(key):
+                while len(self._prepared) >= PREPARED:
+                    self._prepared.pop(next(iter(self._prepared)), None)
+                self._prepared[key] = found
         return found
 
     def task(self, calls: Sequence[Call], timeout: float) -> Task:

@@ -182,7 +182,7 @@ def test_numbers_that_can_change_are_read_by_every_call():
 def test_kept_messages_go_to_the_arrays_at_hand():
     def work(comm):
         peer, received = 1 - comm.rank, []
-        for k in range(3):
+        for k in range(6):  # each count is kept the second time, and used the third
             x, y = np.full(2 + k % 2, 10.0 * k + comm.rank), np.full(2 + k % 2, -1.0)
             comm.sendrecv(x, peer, y, peer)
             received.append(y.tolist())
@@ -201,7 +201,7 @@ def test_kept_messages_go_to_the_arrays_at_hand():
     for rank, (received, kept) in enumerate(ringcoll.spawn(work, 2, device="cpu", timeout=20)):
         peer = 1 - rank
         assert received == [
-            *([10.0 * k + peer] * (2 + k % 2) for k in range(3)),
+            *([10.0 * k + peer] * (2 + k % 2) for k in range(6)),
             *([peer, peer], [0.0, 0.0], [7.0 + peer, 7.0 + peer]),
         ]
         assert kept == 4  # of two counts, and a receive and a send

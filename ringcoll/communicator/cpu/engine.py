@@ -36,6 +36,7 @@ from ringcoll.config import Config
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu.cpu_call import CpuCall
+from ringcoll.executors.seen import Seen
 from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]
@@ -51,6 +52,7 @@ class CpuEngine(Engine):
         super().__init__(state, nranks)
         self.calls: HostCalls = HostCalls(state)
         self._exchanges: dict[object, Exchange] = {}
+        self._seen = Seen(4 * CACHED_CALLS)
         self._arrays = HostArrays()
 
     def collective(
@@ -171,14 +173,14 @@ class CpuEngine(Engine):
         /,
         key: object = None,
     ) -> Work | None:
-        """Post the checked messages of a call, and keep them by ``key`` unless that is None."""
+        """Post the checked messages of a call, and keep them by ``key`` if that has come before."""
         config, _, later = self._options(name, how)
         calls = [with_options(call, config) for call in calls]
         if config.tag != self._state.config.tag:
             for call in calls:
                 call.matched = True
         timeout = self._state.timeout_of(config)
-        if key is not None:
+        if key is not None and self._seen.has_come(key):
             self._keep(key, calls, alive, timeout, later=later)
         return self._post(calls, timeout, name, alive, later=later)
 
@@ -240,7 +242,7 @@ class CpuEngine(Engine):
         config, _, later = self._options(name, how)
         calls = self._check_exchange(name, check, *buffers, arguments)
         calls, timeout = [with_options(call, config) for call in calls], config.timeout
-        if key is not None and not can_change(*how.values()):
+        if key is not None and not can_change(*how.values()) and self._seen.has_come(key):
             self._keep(key, calls, buffers, timeout, later=later)
         return self._issue(calls, later=later, alive=buffers, timeout=timeout, name=name)
 
@@ -283,6 +285,7 @@ class CpuEngine(Engine):
         """Drop all prepared calls."""
         super().forget()
         self._exchanges.clear()
+        self._seen.clear()
 
     def views(self, _name: str, /, **buffers: Any) -> list[Any]:
         """The buffers, for the checks."""
