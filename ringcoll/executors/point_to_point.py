@@ -324,12 +324,8 @@ class Pairs:
         """The rows of each lane of this half."""
         call = active.call
         slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
-        layout = Layout(
-            Collective("send", 2),
-            (call.count,),
-            launch.slices,
-            align=max(1, 64 // call.dtype.itemsize),
-        )
+        align = max(1, 64 // call.dtype.itemsize)
+        layout = Layout(Collective("send", 2), (call.count,), launch.slices, align=align)
         user: dict[tuple[int, Buffer], Any] = {}
         if call.send is not None:
             user[SENDER, Buffer.INPUT] = call.send
@@ -355,9 +351,7 @@ class Pairs:
             dtype=call.dtype,
             op=None,
             nodes=launch.nodes,
-            node_messages=NodeMessages(signals.messages, PAIRS + self.context)
-            if launch.nodes and signals
-            else None,
+            node_messages=NodeMessages(signals.messages, PAIRS + self.context) if signals else None,
             senders=senders(program),
         )
         programs = enumerate(program.programs)

@@ -51,7 +51,7 @@ class KeptChoices:
             found, counts = kept
             before = found.layout
             layout = layout_of(call, before.collective, before.slices, before.shares, "host")
-            if call.count in counts and not call.counts:
+            if call.count in counts:
                 return found, layout
             if self._holds(found.on(layout=layout), call, limits):
                 return found, layout
@@ -86,10 +86,11 @@ class KeptChoices:
     def _counts(self, found: Choice, call: Call, limits: Limits) -> range:
         """Counts about that of a call for which a choice holds, as it does for both ends.
 
-        With one share slices and SCRATCH do not shrink as the count grows.
+        With one share slices and SCRATCH do not shrink as the count grows: the largest, where each
+        rank has its own.
         """
         layout = found.layout
-        if call.counts or layout.shares != (1,):
+        if layout.shares != (1,):
             return range(0)
         ends = max(1, call.count // 2), 2 * call.count
         for count in ends:

@@ -125,7 +125,8 @@ class CpuEngine(Engine):
         else:
             config, _, later = self._options(name, how)
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
-            if key is None or can_change(*arguments, *how.values()):
+            once = bool(call.counts) and not self._seen.has_come(key)
+            if key is None or once or can_change(*arguments, *how.values()):
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
             extents = _extent(sendbuf), _extent(recvbuf)
             found = self.calls.add(key, call, config, *extents, key[0])
@@ -142,9 +143,8 @@ class CpuEngine(Engine):
     def _once(
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
     ) -> Work | None:
-        """A call whose buffers cannot be recognised next time."""
-        call = with_options(call, config)
-        request = LaunchRequest(self._state.prepare(call, config))
+        """A call that is not kept: nothing can be recognised next time, or its counts are new."""
+        request = LaunchRequest(self.calls.once(call, config))
         return self._issue([request], later=later, alive=alive)
 
     def message(

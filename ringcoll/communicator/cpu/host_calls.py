@@ -7,8 +7,10 @@ Every launch is given its count with its addresses.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
+from ringcoll.arguments.calls import Call
 from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
     CallCache,
@@ -17,7 +19,9 @@ from ringcoll.communicator.call_cache import (
     viewed,
 )
 from ringcoll.communicator.failures import explained
+from ringcoll.config import Config
 from ringcoll.executors.contract import Given
+from ringcoll.executors.cpu.cpu_call import CpuCall
 from ringcoll.views import Extent, extent_of, view_at
 
 
@@ -30,6 +34,7 @@ class HostCalls(CallCache):
         super().__init__(state)
         self._of_size: dict[Hashable, CheckedCall] = {}
         """By shape and power of two, the call whose preparation serves counts about its own."""
+        self._options: dict[tuple[str, Config], CpuCall] = {}  # whose arrays nothing holds
 
     @explained
     def find_recounted(
@@ -96,6 +101,22 @@ class HostCalls(CallCache):
             self._of_size[size] = checked
         return prepared, given
 
+    def once(self, call: Call, config: Config) -> CpuCall:
+        """Prepare a call that is not kept, by what is known of one with the same options."""
+        if callable(config.algorithm):  # it may return another plan each time
+            found: CpuCall = self._state.prepare(call, config)
+            return found
+        key = call.collective, config
+        like = self._options.get(key)
+        if like is None:
+            found = self._state.prepare(call, config)
+            evict(self._options, CACHED_CALLS)
+            self._options[key] = replace(found, call=call.on(None, None), bound={})
+        else:
+            found = self._state.prepare_like(like, call, config)
+        found.once = True
+        return found
+
     def _in_memory(
         self, checked: CheckedCall, start: int, end: int, whole: Any = None
     ) -> tuple[Any, Given]:
@@ -107,3 +128,4 @@ class HostCalls(CallCache):
         super().clear()
         with self._adding:
             self._of_size.clear()
+            self._options.clear()

@@ -6,7 +6,8 @@ Done once for each set of arrays and hellos; the executor keeps the result for t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -91,10 +92,16 @@ class Binder:
     ) -> BoundRows:
         """The lanes of this rank; each executed row is appended to ``trace``, if there is one."""
         call, program, half = active.prepared.call, choice.program, active.epoch & 1
-        slot = slot_bytes(call, layout)
+        slot, prepared = slot_bytes(call, layout), active.prepared
         self.shared_state.need(program.scratch * program.slots * slot)
+        patched = trace is None and slot <= SMALL and layout.shares == (1,)
+        once = patched and prepared.once and prepared.any_class and self.pacer is None
+        kept, place = self._template(choice, call), (half, call.in_place)
+        rows = kept.spare.pop(place, None) if once else None
+        if rows is not None and rows.recount is not None and rows.recount.to(call.count, layout):
+            rows.move_to(call, prepared.given)
+            return rows
         user = self._user(call, choice, layout, hellos)
-        kept = self._template(choice, call)
         loads = [call.op or OPS["sum"]] * self.nranks
         if call.op is not None and call.op.scalar is not None:
             loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
@@ -107,9 +114,10 @@ class Binder:
                 lanes.append(tuple(bind_rows(lane, kept.wiring, binding)))
         parts = binding.user_parts
         bound = BoundRows(kept.total, lanes, kept.messages, kept.sources, user, parts)
-        patched = active.prepared.counts and slot <= SMALL and trace is None
-        if patched and len(binding.works) == kept.works:
+        if (once or (patched and prepared.counts)) and len(binding.works) == kept.works:
             bound.recount = Recount(binding, call)
+            if once:
+                bound.spare = partial(kept.spare.__setitem__, place, bound)
         return bound
 
     def _template(self, choice: Choice, call: Call) -> ProgramTemplate:
@@ -221,6 +229,8 @@ class ProgramTemplate:
     sources: frozenset[int]
     works: int
     """How many rows move data, unless the count is too small; below 0 with a lane of many rows."""
+    spare: dict[tuple[int, bool], BoundRows] = field(default_factory=dict)
+    """Rows of calls that are not kept, for the next one, by the half of SCRATCH and in place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,8 @@ from ringcoll.views import view_at
 Array = npt.NDArray[Any]
 
 
+_NOTHING: Array = np.empty(0, np.uint8)
+
 COUNTS = 16
 """Rows that a prepared call keeps: by the half of SCRATCH, and by the count."""
 
@@ -57,6 +59,7 @@ class BoundRows:
     recount: Recount | None = None  # where the rows may be given another count
     count: int = 0
     again: bool = False  # whether their count has come again: they stay with it
+    spare: Callable[[], object] | None = None  # keeps the rows of a call that is not kept
 
     def move_to(self, call: Call, given: Given) -> None:
         """Let the rows work on the arrays of a call of the same shape."""
@@ -73,6 +76,13 @@ class BoundRows:
                 seen[key] = whole = whole.view(np.uint8) if key[1] else whole
             found[k] = whole[part]
         self.given = given
+
+    def leave(self) -> None:
+        """Let go of the arrays of a call."""
+        self.given = ()
+        self.user.clear()
+        for found, k, _, _ in self.user_parts:
+            found[k] = _NOTHING
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +115,7 @@ class CpuCall:
     taken: dict[int, None] = field(default_factory=dict)
     """Counts whose rows others have now: they get rows of their own when they come again."""
     each: tuple[int, int, int] = (0, 0, 0)  # bytes of both arrays and of the call for a count of 1
+    once: bool = False  # whether it is not kept
 
     def shown_on(self, given: Given | None) -> str:
         """What errors and works say of a launch."""

@@ -268,7 +268,7 @@ class CpuExecutor(CallEntries):
             self.finish(active)
             raise
         bound.given, bound.count = prepared.given, call.count
-        if self.trace is None:
+        if self.trace is None and not prepared.once:
             prepared.keep(key, bound)
         return bound
 
@@ -299,6 +299,9 @@ class CpuExecutor(CallEntries):
                 if words[at] != mine:  # of another call, or of one before
                     self._compare_hellos(active)
                     break
+        if bound is not None and bound.spare is not None:
+            bound.leave()
+            bound.spare()  # now: a signal's handler may make a call before the end
         if bound is not None and bound.total:
             self.known = active.epoch
         elif self.known < active.epoch:

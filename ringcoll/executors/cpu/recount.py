@@ -55,18 +55,19 @@ class Recount:
                         key = operand.chunk.buffer, operand.copies
                         self._in_user.append((span(operand), found, k, factor, key))
 
-    def to(self, count: int) -> bool:
+    def to(self, count: int, layout: Layout | None = None) -> bool:
         """Give the rows the parts of another count; False, and nothing, if a row has none then.
 
-        The arrays of the call are theirs once they move to its addresses.
+        The arrays of the call are theirs once they move to its addresses. ``layout``: of counts
+        that differ from rank to rank.
         """
-        layout, spans, parts = self._layout, [], self._parts
-        if self._whole:
-            width = layout.piece(count)
+        spans, parts = [], self._parts
+        if self._whole and layout is None:
+            width = self._layout.piece(count)
             for _, _, index in self._spans:
                 spans.append((index * count, count))
         else:
-            layout = Layout(layout.collective, (count,), layout.slices, align=layout.align)
+            layout = layout or self._layout.of(count)
             spans, width = [layout.span(*chunk) for chunk in self._spans], layout.width()
             if not all(length for _, length in spans):
                 return False
