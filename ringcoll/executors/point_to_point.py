@@ -68,7 +68,7 @@ Array = npt.NDArray[Any]
 _DTYPE_NUMBERS = {row.name: number for number, row in enumerate(DTYPES)}
 
 PREPARED = 256
-"""Shapes of messages, come twice, whose preparation a rank keeps: the oldest goes first."""
+"""Shapes of messages that come often whose preparation a rank keeps: the oldest goes first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +186,7 @@ class Pairs:
                 self._at(self.rank, sends=not sends),
                 landings,
             )
-            if self._seen.has_come(key):
+            if self._seen.often(key):
                 while len(self._prepared) >= PREPARED:
                     self._prepared.pop(next(iter(self._prepared)), None)
                 self._prepared[key] = found

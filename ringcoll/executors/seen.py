@@ -1,29 +1,35 @@
-"""What has come once: it is kept when it comes again, so that what never does evicts nothing."""
+"""What comes again and again is kept, so that what comes once or twice evicts nothing.
+
+A step of a training has its counts twice, forward and backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
+_TIMES = 2
+
 
 class Seen:
     """The last ``most`` keys that have come, by their hashes: it keeps no key alive.
 
-    Where two keys have one hash, the second is taken to have come.
+    Keys that have one hash are taken for one.
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._hashes = most, dict[int, None]()
+        self._most, self._times = most, dict[int, int]()
 
-    def has_come(self, key: Hashable) -> bool:
-        """Whether a key has come before; from now on it has."""
-        number, hashes = hash(key), self._hashes
-        if number in hashes:
+    def often(self, key: Hashable) -> bool:
+        """Whether a key has come twice before; it comes now."""
+        number, times = hash(key), self._times
+        before = times.get(number, 0)
+        if before >= _TIMES:
             return True
-        while len(hashes) >= self._most:
-            hashes.pop(next(iter(hashes), number), None)
-        hashes[number] = None
+        while not before and len(times) >= self._most:
+            times.pop(next(iter(times), number), None)
+        times[number] = before + 1
         return False
 
     def clear(self) -> None:
         """Forget all."""
-        self._hashes.clear()
+        self._times.clear()

@@ -133,7 +133,7 @@ def test_a_users_plan_is_in_place_on_all_ranks_or_on_none():
 def test_counts_in_an_array_are_kept_by_value():
     def work(comm):
         counts, received = np.array([1, 3]), []
-        for _ in range(3):
+        for _ in range(8):  # each is kept the third time, and found the fourth
             x = np.full(counts[comm.rank], comm.rank + 1.0)
             y = np.zeros(counts.sum())
             comm.all_gather_v(x, y, counts)
@@ -145,7 +145,7 @@ def test_counts_in_an_array_are_kept_by_value():
         return received, kept
 
     one, other = [1.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 2.0]
-    assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == [([one, other, one], 2)] * 2
+    assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == [([one, other] * 4, 2)] * 2
 
 
 class Number:
@@ -182,12 +182,12 @@ def test_numbers_that_can_change_are_read_by_every_call():
 def test_kept_messages_go_to_the_arrays_at_hand():
     def work(comm):
         peer, received = 1 - comm.rank, []
-        for k in range(6):  # each count is kept the second time, and used the third
+        for k in range(8):  # each count is kept the third time, and found the fourth
             x, y = np.full(2 + k % 2, 10.0 * k + comm.rank), np.full(2 + k % 2, -1.0)
             comm.sendrecv(x, peer, y, peer)
             received.append(y.tolist())
-        works = [comm.recv(y, peer, async_op=True) for y in (np.empty(1), np.empty(1))]
-        for k in range(2):
+        works = [comm.recv(np.empty(1), peer, async_op=True) for _ in range(4)]
+        for k in range(4):
             comm.send(np.full(1, 50.0 + k), peer)
         received.append([(w.wait(), w.source)[1] for w in works])
         kept = len(comm._engine._exchanges)
@@ -201,8 +201,8 @@ def test_kept_messages_go_to_the_arrays_at_hand():
     for rank, (received, kept) in enumerate(ringcoll.spawn(work, 2, device="cpu", timeout=20)):
         peer = 1 - rank
         assert received == [
-            *([10.0 * k + peer] * (2 + k % 2) for k in range(6)),
-            *([peer, peer], [0.0, 0.0], [7.0 + peer, 7.0 + peer]),
+            *([10.0 * k + peer] * (2 + k % 2) for k in range(8)),
+            *([peer] * 4, [0.0, 0.0], [7.0 + peer, 7.0 + peer]),
         ]
         assert kept == 4  # of two counts, and a receive and a send
 
@@ -218,7 +218,7 @@ def test_kept_messages_refuse_what_is_equal_and_wrong(call):
 
     def work(comm):
         x, y, peer = np.full(4, comm.rank + 1.0), np.zeros(4), 1 - comm.rank
-        for _ in range(2):
+        for _ in range(4):
             post(comm, x, y, peer, timeout=19)
         locked, strided = np.zeros(4), np.zeros(8)[::2]
         locked.flags.writeable = False

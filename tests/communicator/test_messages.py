@@ -402,7 +402,7 @@ def test_many_shapes_of_messages_are_forgotten_in_turn(monkeypatch):
 
     def work(comm):
         peer = 1 - comm.rank
-        for count in [*range(6)] * 3:
+        for count in [*range(6)] * 4:
             out = np.zeros(count, int)
             comm.sendrecv(np.full(count, comm.rank + count), peer, out, peer)
             assert (out == peer + count).all()

@@ -125,7 +125,7 @@ class CpuEngine(Engine):
         else:
             config, _, later = self._options(name, how)
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
-            once = bool(call.counts) and not self._seen.has_come(key)
+            once = bool(call.counts) and not self._seen.often(key)
             if key is None or once or can_change(*arguments, *how.values()):
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
             extents = _extent(sendbuf), _extent(recvbuf)
@@ -173,14 +173,14 @@ class CpuEngine(Engine):
         /,
         key: object = None,
     ) -> Work | None:
-        """Post the checked messages of a call, and keep them by ``key`` if that has come before."""
+        """Post the checked messages of a call, and keep them by ``key`` if that has come often."""
         config, _, later = self._options(name, how)
         calls = [with_options(call, config) for call in calls]
         if config.tag != self._state.config.tag:
             for call in calls:
                 call.matched = True
         timeout = self._state.timeout_of(config)
-        if key is not None and self._seen.has_come(key):
+        if key is not None and self._seen.often(key):
             self._keep(key, calls, alive, timeout, later=later)
         return self._post(calls, timeout, name, alive, later=later)
 
@@ -242,7 +242,7 @@ class CpuEngine(Engine):
         config, _, later = self._options(name, how)
         calls = self._check_exchange(name, check, *buffers, arguments)
         calls, timeout = [with_options(call, config) for call in calls], config.timeout
-        if key is not None and not can_change(*how.values()) and self._seen.has_come(key):
+        if key is not None and not can_change(*how.values()) and self._seen.often(key):
             self._keep(key, calls, buffers, timeout, later=later)
         return self._issue(calls, later=later, alive=buffers, timeout=timeout, name=name)
 

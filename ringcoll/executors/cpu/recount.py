@@ -59,18 +59,20 @@ class Recount:
         """Give the rows the parts of another count; False, and nothing, if a row has none then.
 
         The arrays of the call are theirs once they move to its addresses. ``layout``: of counts
-        that differ from rank to rank.
+        that differ from rank to rank, the largest of which is ``count``.
         """
-        spans, parts = [], self._parts
+        parts = self._parts
         if self._whole and layout is None:
             width = self._layout.piece(count)
-            for _, _, index in self._spans:
-                spans.append((index * count, count))
+            spans = [(index * count, count) for _, _, index in self._spans]
+        elif layout is not None and self._whole:  # a segment is one chunk, of one slice
+            width = layout.piece(count)
+            spans = [layout.segment(*chunk) for chunk in self._spans]
         else:
             layout = layout or self._layout.of(count)
             spans, width = [layout.span(*chunk) for chunk in self._spans], layout.width()
-            if not all(length for _, length in spans):
-                return False
+        if not all(length for _, length in spans):
+            return False
         slot = -(-width * self._item // 64) * 64  # as slot_bytes has it
         for number, found, k, factor, whole, index, item in self._in_scratch:
             start = index * slot // item
