@@ -288,6 +288,24 @@ def test_rows_of_one_off_counts_hold_no_array(monkeypatch):
     assert len(rows) == 8  # of both calls, ranks, and halves of SCRATCH
 
 
+def test_rows_that_calls_have_left_go_with_their_communicator():
+    def work(comm):
+        for count in range(20, 26):
+            comm.all_gather_v(np.ones(count), np.zeros(2 * count), [count] * 2)
+        lanes = [lane for rows in comm._state._host.binder._spare.values() for lane in rows.lanes]
+        copies = [weakref.ref(copy) for lane in lanes for _, copy, _ in lane if copy is not None]
+        del lanes
+        comm.close()
+        assert copies  # each has views of SCRATCH
+        return [copy() for copy in copies if copy() is not None]
+
+    gc.disable()
+    try:
+        assert ringcoll.spawn(work, 2) == [[], []]
+    finally:
+        gc.enable()
+
+
 def test_ranks_with_different_new_counts_are_told_both():
     def message(comm):
         x, peer = np.zeros(9), 1 - comm.rank

@@ -2,6 +2,7 @@
 
 A call blocks until the result is there. A second call of its shape finds all preparation in the
 cache (checks, choice, rows), which keeps no array alive: its rows are bound to the arrays at hand.
+Messages and calls with a count for each rank are kept once their counts have come often.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ Done once for each set of arrays and hellos; the executor keeps the result for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -46,7 +45,8 @@ from ringcoll.views import start_of, view_at
 Array = npt.NDArray[Any]
 
 TEMPLATES = 64
-"""Programs of which a rank keeps the rows without arrays: the oldest goes first."""
+"""Programs of which a rank keeps the rows without arrays, and rows that calls have left: the oldest
+goes first."""
 
 UNROLLED = 512
 """Rows of a lane up to which they are bound once and kept for the next call."""
@@ -70,12 +70,14 @@ class Binder:
         self.node_signals, self.pacer = node_signals, pacer
         self._templates: dict[tuple[object, ...], ProgramTemplate] = {}
         self._halves: dict[int, list[Array]] = {}
+        self._spare: dict[Hashable, BoundRows] = {}
         shared_state.bound.append(self.forget)
 
     def forget(self) -> None:
         """Drop kept rows and views of SCRATCH."""
         self._halves.clear()
         self._templates.clear()
+        self._spare.clear()
 
     def mapped_address(self, start: int, nbytes: int) -> int:
         """An address in symmetric memory: mapping << 48 | offset; 0 outside of it."""
@@ -96,8 +98,9 @@ class Binder:
         self.shared_state.need(program.scratch * program.slots * slot)
         patched = trace is None and slot <= SMALL and layout.shares == (1,)
         once = patched and prepared.once and prepared.any_class and self.pacer is None
-        kept, place = self._template(choice, call), (half, call.in_place)
-        rows = kept.spare.pop(place, None) if once else None
+        kept = self._template(choice, call)
+        spare = kept, half, call.in_place
+        rows = self._spare.pop(spare, None) if once else None
         if rows is not None and rows.recount is not None and rows.recount.to(call.count, layout):
             rows.move_to(call, prepared.given)
             return rows
@@ -117,8 +120,16 @@ class Binder:
         if (once or (patched and prepared.counts)) and len(binding.works) == kept.works:
             bound.recount = Recount(binding, call)
             if once:
-                bound.spare = partial(kept.spare.__setitem__, place, bound)
+                bound.spare = spare
         return bound
+
+    def leave(self, bound: BoundRows) -> None:
+        """Keep the rows of a call that is not kept, and has ended, for the next one."""
+        bound.leave()
+        if self._halves:  # else all has been forgotten since they were bound
+            while len(self._spare) >= TEMPLATES:
+                self._spare.pop(next(iter(self._spare)), None)
+            self._spare[bound.spare] = bound
 
     def _template(self, choice: Choice, call: Call) -> ProgramTemplate:
         """What does not depend on the count: made once for a program, its slices, dtype, and op."""
@@ -229,8 +240,6 @@ class ProgramTemplate:
     sources: frozenset[int]
     works: int
     """How many rows move data, unless the count is too small; below 0 with a lane of many rows."""
-    spare: dict[tuple[int, bool], BoundRows] = field(default_factory=dict)
-    """Rows of calls that are not kept, for the next one, by the half of SCRATCH and in place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

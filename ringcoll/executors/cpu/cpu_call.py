@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,7 +59,7 @@ class BoundRows:
     recount: Recount | None = None  # where the rows may be given another count
     count: int = 0
     again: bool = False  # whether their count has come again: they stay with it
-    spare: Callable[[], object] | None = None  # keeps the rows of a call that is not kept
+    spare: Hashable = None  # by what a call that is not kept leaves its rows to the next one
 
     def move_to(self, call: Call, given: Given) -> None:
         """Let the rows work on the arrays of a call of the same shape."""

@@ -300,8 +300,7 @@ class CpuExecutor(CallEntries):
                     self._compare_hellos(active)
                     break
         if bound is not None and bound.spare is not None:
-            bound.leave()
-            bound.spare()  # now: a signal's handler may make a call before the end
+            self.binder.leave(bound)  # now: a signal's handler may make a call before the end
         if bound is not None and bound.total:
             self.known = active.epoch
         elif self.known < active.epoch:
