@@ -132,6 +132,8 @@ class Engine(ABC):
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
         """The options of a call, its stream, and whether it returns a Work."""
+        if not how:
+            return self._state.config, None, False
         options = dict(how)
         where = f"{name} on rank {self._rank}"
         stream, later = options.pop("stream", None), options.pop("async_op", False)

@@ -85,7 +85,7 @@ class CpuEngine(Engine):
                 found = self.calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
-            if found is None and key is not None:
+            if found is None and key is not None and not arguments:  # with counts none is like it
                 found = self.calls.find_recounted(key, first, second, sendbuf, recvbuf)
         if found is None or of_thread.group is not None:
             arguments = arguments or (op, root)
