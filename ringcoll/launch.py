@@ -131,6 +131,10 @@ class Layout:
         """The same for segments that all have ``count`` elements."""
         return Layout(self.collective, (count,), self.slices, self.shares, self.align)
 
+    def on(self, counts: tuple[int, ...], displs: tuple[int, ...]) -> Layout:
+        """The same for segments of these counts, one for each rank."""
+        return Layout(self.collective, counts, self.slices, self.shares, self.align, displs)
+
     def segment(self, buffer: Buffer, rank: int, number: int) -> tuple[int, int]:
         """Offset and count, in elements, of segment ``number`` in a buffer of ``rank``."""
         if len(self.counts) == 1 and self.displs is None:

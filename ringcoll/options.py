@@ -233,6 +233,19 @@ def checked_async_op(value: Any, where: str) -> bool:
     return bool(value)
 
 
+def take_seconds(how: dict[str, Any]) -> float | None:
+    """Take the timeout out of a call's keywords; None, and all is left: it is to be checked."""
+    given = how.get("timeout")
+    if (given.__class__ is not float and given.__class__ is not int) or not given > 0:
+        return None
+    try:
+        seconds = float(given)
+    except OverflowError:
+        return None
+    del how["timeout"]
+    return seconds
+
+
 def checked_limit(timeout: Any, where: str) -> float | None:
     """Seconds to wait, at least 0; None for ever."""
     if timeout is None:

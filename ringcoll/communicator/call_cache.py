@@ -21,6 +21,7 @@ from ringcoll.arguments.calls import Call, prepare
 from ringcoll.config import Config
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given
+from ringcoll.tuner.predicted import power
 from ringcoll.views import Extent, device_view, start_of, view_at
 
 CACHED_CALLS = 512
@@ -129,12 +130,18 @@ class CallCache:
         self._adding = threading.RLock()
 
     def find(
-        self, key: Hashable, first: int, second: int, checked: CheckedCall | None = None
+        self,
+        key: Hashable,
+        first: int,
+        second: int,
+        checked: CheckedCall | None = None,
+        patience: float | None = None,
     ) -> tuple[Any, Given] | None:
         """A prepared call, and what its launch on arguments at these addresses is given.
 
         ``key`` says all of the arguments but their addresses, which are 0 where there is no memory;
         None: such a call has not been checked. ``checked``: what :attr:`checked` has of it.
+        ``patience``: of GPU ranks, see :meth:`.CudaPreparer.prepare`.
         """
         if checked is None:
             checked = self._checked.get(key)
@@ -147,12 +154,17 @@ class CallCache:
         start, end = (first, first) if checked.alone else checked.starts(first, second)
         prepared = checked.any_class  # read once: another thread may evict it
         if prepared is None:
-            return self._in_memory(checked, start, end)
+            return self._in_memory(checked, start, end, patience=patience)
         given = (start, end, 0, 0, checked.count) if self._counted else (start, end, 0, 0)
         return prepared, given
 
     def find_like(
-        self, key: Hashable, shape: Hashable, first: Extent, second: Extent
+        self,
+        key: Hashable,
+        shape: Hashable,
+        first: Extent,
+        second: Extent,
+        patience: float | None = None,
     ) -> tuple[Any, Given] | None:
         """A call of GPU ranks whose count alone is new, kept like one that was checked.
 
@@ -172,8 +184,42 @@ class CallCache:
         checked = likes[0].recounted(first, second)
         if checked is None:
             return None
-        state, call, config = self._state, checked.call, checked.config
-        start, end = checked.starts(first[0], second[0])
+        starts = checked.starts(first[0], second[0])
+        return self._prepared_like(likes, checked, (key, shape), starts, patience)
+
+    def find_counted(
+        self,
+        key: Hashable,
+        shape: Hashable,
+        call: Call,
+        first: Extent,
+        second: Extent,
+        patience: float | None = None,
+    ) -> tuple[Any, Given] | None:
+        """The same of a checked call with a count for each rank, which alone are new."""
+        likes = self._shapes.get(shape)
+        if likes is None or overlap(first, second):
+            return None
+        starts = start_of(call.send), start_of(call.recv)
+        for like in likes:
+            before = like.any_class
+            prepared = before and self._state.recount(before, call.count, call)
+            if prepared is not None:
+                return prepared, (*starts, 0, 0)
+        checked = _checked_call(call, likes[0].config, first, second)
+        return self._prepared_like(likes, checked, (key, shape), starts, patience)
+
+    def _prepared_like(
+        self,
+        likes: tuple[CheckedCall, ...],
+        checked: CheckedCall,
+        keys: tuple[Hashable, Hashable],
+        starts: tuple[int, int],
+        patience: float | None,
+    ) -> tuple[Any, Given]:
+        """A call that is prepared like one that differs in its counts alone, and kept."""
+        state, call, config, (key, shape) = self._state, checked.call, checked.config, keys
+        start, end = starts
         extents = (start, checked.input.nbytes), (end, checked.output.nbytes)
         kind, given, prepared, used = None, (start, end, 0, 0), None, None
         for like in likes:
@@ -187,7 +233,7 @@ class CallCache:
                     prepared, used = state.prepare_like(like.prepared[kind], call, config), like
         anew = prepared is None
         if prepared is None:
-            prepared = state.prepare(viewed(call, extents, device_view), config, **self._how)
+            prepared = self._prepare(viewed(call, extents, device_view), config, patience)
         with self._adding:
             if anew:
                 self._shapes[shape] = checked, *likes[: _ALIKE - 1]
@@ -221,30 +267,25 @@ class CallCache:
         first: Extent,
         second: Extent,
         shape: Hashable = None,
+        patience: float | None = None,
     ) -> tuple[Any, Given]:
         """Keep a checked call on arguments that lie there, and prepare it.
 
         With a key of None it is not kept. With a ``shape``, calls of other counts are kept like it.
         """
         shared = overlap(first, second)
-        input_, output = (_part(array, first, second) for array in (call.send, call.recv))
-        checked = CheckedCall(
-            call.on(_emptied(call.send), _emptied(call.recv)),
-            config,
-            input_,
-            output,
-            (first[1], second[1]),
-            call.count,
-        )
+        checked = _checked_call(call, config, first, second)
         # What is kept of a call on the host must not keep its arrays alive.
         whole = call if self._state.on_gpu else None
-        found = self._in_memory(checked, start_of(call.send), start_of(call.recv), whole)
+        starts = start_of(call.send), start_of(call.recv)
+        found = self._in_memory(checked, *starts, whole, patience=patience)
         if key is None:
             return found
         with self._adding:
             evict(self._checked, CACHED_CALLS)
             self._checked[(key, second[0] - first[0]) if shared else key] = checked
-            same = call.count and not (call.counts or call.custom_signature)
+            # On CPU ranks, calls with a count for each rank are never like others.
+            same = call.count and (self._state.on_gpu or not call.custom_signature)
             if shape is not None and same and (not shared or first == second):
                 evict(self._shapes, CACHED_CALLS)
                 shape = (shape, 0) if shared else shape
@@ -252,7 +293,13 @@ class CallCache:
         return found
 
     def _in_memory(
-        self, checked: CheckedCall, start: int, end: int, whole: Call | None = None
+        self,
+        checked: CheckedCall,
+        start: int,
+        end: int,
+        whole: Call | None = None,
+        *,
+        patience: float | None = None,
     ) -> tuple[Any, Given]:
         """The call prepared for memory of the class of these buffers; ``whole``: with arrays."""
         state, call = self._state, checked.call
@@ -264,9 +311,8 @@ class CallCache:
         prepared = checked.prepared.get(kind)
         if prepared is None:
             view = device_view if state.on_gpu else view_at
-            prepared = state.prepare(
-                whole or viewed(call, extents, view), checked.config, **self._how
-            )
+            whole = whole or viewed(call, extents, view)
+            prepared = self._prepare(whole, checked.config, patience)
             with self._adding:
                 self._keep(checked, kind, prepared)
         if memory is not None:
@@ -274,6 +320,11 @@ class CallCache:
                 evict(checked.steady, _STEADY)
                 checked.steady[start, end] = Steady(prepared, given, memory)
         return prepared, given
+
+    def _prepare(self, call: Call, config: Config, patience: float | None) -> Any:
+        """Prepare a call from the beginning."""
+        how = self._how if patience is None else {**self._how, "patience": patience}
+        return self._state.prepare(call, config, **how)
 
     def _keep(
         self, checked: CheckedCall, kind: Hashable, prepared: Any, key: Hashable = None
@@ -329,6 +380,13 @@ def overlap(first: Extent, second: Extent) -> bool:
     return -second[1] < second[0] - first[0] < first[1]
 
 
+def _checked_call(call: Call, config: Config, first: Extent, second: Extent) -> CheckedCall:
+    """A checked call on arguments that lie there, without them."""
+    input_, output = (_part(array, first, second) for array in (call.send, call.recv))
+    emptied = call.on(_emptied(call.send), _emptied(call.recv))
+    return CheckedCall(emptied, config, input_, output, (first[1], second[1]), call.count)
+
+
 def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part:
     """The part of the arguments that a buffer is."""
     at = start_of(array)
@@ -343,6 +401,15 @@ def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part
 def _emptied(array: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     """Nothing for a buffer with an address; another empty one for an empty one."""
     return None if array is None or start_of(array) else np.empty(0, array.dtype)
+
+
+def counted_shape(name: str, call: Call, given: Hashable) -> tuple[object, ...]:
+    """What a checked call of GPU ranks with a count for each rank is found by when these are new.
+
+    In place its own slot may begin anywhere in an array; ``given`` says the rest.
+    """
+    alignment = start_of(call.send) & 7, start_of(call.recv) & 7
+    return name, call.op, *alignment, power(call.nbytes), given
 
 
 def prepare_collective(

@@ -30,11 +30,12 @@ class LaunchRequest:
     stream: int = 0
     owned: bool = True  # whether the caller keeps the stream alive until the next call
     addresses: Given | None = None  # None: those that it was prepared for
+    seconds: float | None = None  # of CPU ranks: its own timeout; None: the prepared one
 
     @property
     def timeout(self) -> float:
         """Seconds that a wait of it may take."""
-        return float(self.prepared.timeout)
+        return float(self.prepared.timeout if self.seconds is None else self.seconds)
 
 
 class GroupCall(ABC):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
 
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import LaunchRefused
+from ringcoll.launch import Layout
 from ringcoll.tuner import choose
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Limits
 from ringcoll.tuner.gpu import alike, protocol_of
@@ -14,39 +18,90 @@ from ringcoll.tuner.simple import combined, simple_grid
 from ringcoll.tuner.simple import slices_of as slices_on_gpus
 
 
-def counts_alike(found: Choice, call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> range:
-    """Counts about that of a call of GPU ranks for which a choice holds but for layout and grid.
+class Alike(NamedTuple):
+    """Calls for which a choice holds."""
 
-    It holds for both ends. Whatever else a count decides, it decides by thresholds, so it holds
-    between them.
+    longest: range  # counts, of calls with a count for each rank the largest one
+    totals: range = range(0)  # of such calls the sums of all counts
+
+    def holds(self, call: Call) -> bool:
+        """Whether the choice holds for a call that differs in its counts alone."""
+        return call.count in self.longest and (not call.counts or sum(call.counts) in self.totals)
+
+
+def calls_alike(found: Choice, call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Alike:
+    """Calls of counts about those of a call for which a choice of GPU ranks holds.
+
+    But for its layout and grid. It holds for both ends. Whatever else counts decide, they decide by
+    thresholds of all bytes, or of the longest segment, so it holds between them.
     """
     count = call.count
     if (
         not (count and alike(machine))
         or (machine.table is not None and machine.table.decides(call, limits))
-        or call.counts
         or callable(limits.algorithm)
         or any(
             variant.layout.shares != (1,) or variant.engine != "sm" for variant in found.variants
         )
     ):
-        return range(0)
+        return Alike(range(0))
 
-    def last(ends: tuple[int, ...]) -> int:
-        return next((end for end in ends if _alike(found, call, end, machine, limits, fits)), count)
+    def last(ends: Iterable[Call]) -> Call:
+        how = machine, limits, fits
+        return next((end for end in ends if _alike(found, call, end, *how)), call)
 
-    # Calls of other powers of two are kept apart; thresholds are powers of two, most of them.
-    each, size = call.nbytes // count, power(call.nbytes)
+    lows, highs = _counted_ends(call, machine.nranks) if call.counts else _ends(call)
+    first, end = last(lows), last(highs)
+    return Alike(range(first.count, end.count + 1), range(sum(first.counts), sum(end.counts) + 1))
+
+
+Ends = tuple[Iterator[Call], Iterator[Call]]
+"""The smallest and the largest calls for which a choice may hold, those farthest off first."""
+
+# Calls of other powers of two are kept apart; thresholds are powers of two, most of them.
+
+
+def _ends(call: Call) -> Ends:
+    """Of calls with one count."""
+    count, size = call.count, power(call.nbytes)
+    each = call.nbytes // count
     low, high = size // 2 // each + 1, max(count, size // each)
-    first = last((low, count - (count - low) // 2, count - (count - low) // 4))
-    return range(first, last((high, count + (high - count) // 2, count + (high - count) // 4)) + 1)
+    lows = low, count - (count - low) // 2, count - (count - low) // 4
+    highs = high, count + (high - count) // 2, count + (high - count) // 4
+    return (with_count(call, end) for end in lows), (with_count(call, end) for end in highs)
+
+
+def _counted_ends(call: Call, nranks: int) -> Ends:
+    """Of calls with a count for each rank: by the sum of all counts, and the longest."""
+    total, longest, size = sum(call.counts), call.count, power(call.nbytes)
+    item = call.dtype.itemsize
+    low, middle, high = size // 2 // item + 1, size * 3 // 4 // item, max(total, size // item)
+    below, above = min(total, middle + 1), max(total, middle)
+    lows = (low, 1), (below, 1), (total, 1)
+    # In lines, how long the longest may be is a threshold that is no power of two.
+    highs = *((high, end) for end in (high, 2 * longest, longest)), (above, high), (total, longest)
+    return (
+        (_spread(call, *end, nranks) for end in lows),
+        (_spread(call, *end, nranks) for end in highs),
+    )
+
+
+def _spread(call: Call, total: int, longest: int, nranks: int) -> Call:
+    """A call with counts of which the longest ones are as long as that, or all alike."""
+    longest, counts = min(total, max(longest, -(-total // nranks))), list[int]()
+    for _ in range(nranks):
+        counts.append(min(longest, total - sum(counts)))
+    places = (*accumulate(counts[:-1], initial=0),)
+    other = call.on(None, None)
+    other.count, other.nbytes = longest, total * call.dtype.itemsize
+    other.counts, other.displs = tuple(counts), places
+    return other
 
 
 def _alike(
-    found: Choice, call: Call, count: int, machine: GpuRanks, limits: Limits, fits: Fits
+    found: Choice, call: Call, other: Call, machine: GpuRanks, limits: Limits, fits: Fits
 ) -> bool:
-    """Whether a call of another count runs the same program in as many slices."""
-    other = with_count(call, count)
+    """Whether a call of other counts runs the same program in as many slices."""
     try:
         chosen = choose(other, machine, limits, fits)
     except LaunchRefused:
@@ -73,11 +128,27 @@ def with_count(call: Call, count: int) -> Call:
     return found
 
 
+def with_counts(call: Call, other: Call) -> Call:
+    """The same call without arrays and with the counts of another."""
+    if not other.counts:
+        return with_count(call, other.count)
+    found = call.on(None, None)
+    found.count, found.nbytes = other.count, other.nbytes
+    found.counts, found.displs = other.counts, other.displs
+    found.custom_signature = other.custom_signature
+    return found
+
+
+def layout_for(layout: Layout, call: Call) -> Layout:
+    """The layout of a call that differs in its counts alone."""
+    return layout.on(call.counts, call.displs) if call.counts else layout.of(call.count)
+
+
 def laid_out(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> Choice:
-    """The choice by Simple for a call whose count is one of :func:`counts_alike`."""
+    """The choice by Simple for a call that is one of :func:`calls_alike`."""
     direct = None
     if found.direct is not None:
         direct = laid_out(found.direct, call, machine, limits)
-    made = replace(found, layout=found.layout.of(call.count), direct=None)
+    made = replace(found, layout=layout_for(found.layout, call), direct=None)
     made = made.on(simple_grid(made, call, machine, limits))
     return made if direct is None else combined(made, direct)

@@ -217,7 +217,13 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("ringcoll.executors.cuda.preparing.Workspace", workspace)
     # Calls of communicators that an earlier test has left ran on other devices.
     monkeypatch.setattr("ringcoll.executors.cuda.stream_order._all", weakref.WeakSet())
-    for module in ("cuda.preparing", "cuda.message_launch", "cuda_nodes.lane", "cuda_nodes.phases"):
+    for module in (
+        "cuda.preparing",
+        "cuda.timed",
+        "cuda.message_launch",
+        "cuda_nodes.lane",
+        "cuda_nodes.phases",
+    ):
         monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus
 

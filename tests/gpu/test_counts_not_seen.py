@@ -1,4 +1,4 @@
-"""Calls of GPU ranks of which the count alone is new, by fakes: no GPU is needed.
+"""Calls of GPU ranks of which the count or the timeout alone is new, by fakes: no GPU is needed.
 
 They must launch what a call prepared from the beginning launches: the same kernel on the same grid
 with the same parameter, byte for byte.
@@ -6,7 +6,7 @@ with the same parameter, byte for byte.
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -16,101 +16,16 @@ import pytest
 import ringcoll
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import premul_sum
-from ringcoll.executors.cuda import loading, preparing
-from ringcoll.executors.cuda.workspace import Workspace
-from tests.gpu.ranks import close
 
 pytest.importorskip("cupy")
 
-from tests.gpu import fake_gpus
-from tests.gpu.fake_gpus import fake
-
-NUMBER = 7
-"""Of the record of every call here, which its parameter holds."""
+from tests.gpu.noted import Watched, facts, noted
 
 
 @pytest.fixture(params=[2, 3, 4])
 def ranks(request, monkeypatch):
-    """Ranks whose launches are only noted, on devices of H200's size joined by NVLink."""
-    gpus = fake(monkeypatch, request.param, sms=132)
-    monkeypatch.setattr(gpus, "function", lambda text, *_: gpus_text(gpus, text))
-    monkeypatch.setattr(preparing, "Workspace", Workspace)
-    monkeypatch.setattr(loading, "cores", lambda: 4)
-    monkeypatch.setattr("ringcoll.executors.cuda.device_group.joined_by_nvlink", lambda *_: True)
-    made: list[Any] = ringcoll.init_all([*range(request.param)], device="cuda", timeout=20)
-    monkeypatch.setattr(fake_gpus.Launch, "launch", fill)
-    for comm in made:
-        monkeypatch.setattr(comm._state.cuda.shared_state, "numbers", itertools.repeat(NUMBER))
-        monkeypatch.setattr(comm._state.cuda, "run", lambda *_: None)
-    yield made, gpus
-    close(made, failed=True)
-    gpus.close()
-
-
-def gpus_text(gpus: Any, text: str) -> int:
-    if text not in gpus.texts:
-        gpus.texts.append(text)
-    return gpus.texts.index(text)
-
-
-def fill(launch: fake_gpus.Launch, _stream: int, addresses: tuple[int, ...] = ()) -> None:
-    """Write the addresses, and launch nothing."""
-    launch.parameter.fill(addresses)
-
-
-class Watched:
-    """What a rank has prepared, and how often like a call of another count.
-
-    ``once``: without a launch of its own.
-    """
-
-    def __init__(self, comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.last: Any = None
-        self.once = self.likes = self.prepared = 0
-        cuda = comm._state.cuda
-        recount, like, prepare = cuda.recount, cuda.prepare_like, cuda.prepare
-
-        def noting_once(before, count):
-            found = recount(before, count)
-            self.last, self.once = found or self.last, self.once + (found is not None)
-            return found
-
-        def noting_like(before, call):
-            found = like(before, call)
-            self.last, self.likes = found or self.last, self.likes + (found is not None)
-            return found
-
-        def noting(*how):
-            self.last, self.prepared = prepare(*how), self.prepared + 1
-            return self.last
-
-        monkeypatch.setattr(cuda, "recount", noting_once)
-        monkeypatch.setattr(cuda, "prepare_like", noting_like)
-        monkeypatch.setattr(cuda, "prepare", noting)
-
-
-def facts(prepared: Any, gpus: Any) -> tuple[object, ...]:
-    """All that a launch consists of, and what hosts and peers compare."""
-    choice, call = prepared.choice, prepared.call
-    launch = getattr(prepared, "recounter", None) or prepared
-    words = []
-    for first in (1, 5):  # a word that holds an address differs
-        prepared.launchable.launch(0, (first << 20, 2 * first << 20, 3 << 48, 4 << 48))
-        words.append(launch.launchable.parameter.words.tobytes())
-    return (
-        launch.launchable.text,
-        launch.launchable.blocks,
-        launch.launchable.ranks,
-        choice.grid,
-        *words,
-        prepared.signature_text,
-        prepared.signature,
-        prepared.timeout,
-        choice,
-        choice.why,
-        (call.collective, call.count, call.nbytes, call.dtype, call.op, call.root, call.in_place),
-        (call.tag, prepared.number, prepared.slot, prepared.large, prepared.total),
-    )
+    """Ranks whose launches are only noted."""
+    yield from noted(request.param, monkeypatch)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -162,14 +77,14 @@ def random_call(chance: random.Random, comm: Any, places: tuple[int, ...]) -> An
     alone = chance.random() < 0.4 and name in ("all_reduce", "scan", "all_to_all")
     at = chance.choice(places), places[0] + (1 << 29)
 
-    def call(count: int) -> None:
+    def call(count: int, **more: Any) -> None:
         def buffer(where: int, segments: int) -> Any:
             if not segments:
                 return None
             return from_pointer(where + shift, segments * count, dtype, rank)
 
         second = None if alone else buffer(at[1], receives)
-        getattr(comm, name)(buffer(at[0], sends), second, **how)
+        getattr(comm, name)(buffer(at[0], sends), second, **how, **more)
 
     return call
 
@@ -287,3 +202,128 @@ def test_the_kernels_of_other_sizes_are_known_from_one_call(ranks, monkeypatch, 
         protocols.add(protocol)
     assert protocols == {"LL", "LL128", "Simple"}
     assert state.cuda.auto_register is not None or name in ("scan", "reduce")
+
+
+def test_a_call_of_a_new_timeout_is_launched_as_if_it_were_prepared_anew(ranks, monkeypatch):
+    """A hundred calls of random kinds, each with timeouts that come once and that come again."""
+    (comms, gpus), chance = ranks, random.Random(6)
+    comm = comms[0]
+    watched, engine = Watched(comm, monkeypatch), comm._engine
+    protocols = Counter[str]()
+    for _ in range(100):
+        call = random_call(chance, comm, (0x6_0000_0000,))
+        count = int(2 ** chance.uniform(0, 21))
+        try:
+            call(count, timeout=50 + chance.random())  # what others are like, too
+        except (ringcoll.Error, TypeError):
+            continue  # what this call never takes, or it has a timeout
+        prepared, found = watched.prepared, []
+        for seconds in (chance.choice([3, 0.5, math.inf, 2e9, 1e-12]), chance.random()):
+            for _ in range(3):
+                call(count, timeout=seconds)
+                assert watched.last.timeout == seconds
+                found.append((seconds, facts(watched.last, gpus)))
+        call(count)
+        assert {each.timeout for each, _ in _prepared(comm)} == {20}
+        assert watched.prepared == prepared
+        for seconds, short in found[::2]:
+            kept = engine.calls._shapes.copy()
+            engine.calls.clear()
+            call(count, timeout=seconds)
+            assert facts(watched.last, gpus) == short
+            engine.calls._shapes.update(kept)
+        launch = watched.last.choice.launch
+        protocols[launch.protocol if watched.last.choice.engine == "sm" else "copy"] += 1
+    assert {"LL", "LL128", "Simple"} <= {*protocols}
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_call_of_a_new_count_and_timeout_is_prepared_like_another(ranks, monkeypatch):
+    comm = ranks[0][0]
+    comm.all_reduce(from_pointer(1 << 32, 1024, "float32", 0), timeout=30)
+    watched, kept = Watched(comm, monkeypatch), len(comm._engine.calls)
+    for count in range(600, 800, 2):
+        comm.all_reduce(from_pointer(1 << 32, count, "float32", 0), timeout=count / 7)
+        assert watched.last.timeout == count / 7
+        words = watched.last.recounter.launchable.parameter.words
+        watched.last.launchable.launch(0, (1 << 20, 1 << 20, 0, 0))
+        assert words[0] == int(count / 7 * 1e9)
+        comm.all_reduce(from_pointer(1 << 32, count + 200, "float32", 0))
+        assert watched.last.timeout == 20
+        watched.last.launchable.launch(0, (1 << 20, 1 << 20, 0, 0))
+        assert words[0] == 20 * 10**9
+    assert (watched.prepared, watched.likes) == (0, 0)
+    assert len(comm._engine.calls) == kept
+
+
+@pytest.mark.parametrize("nbytes", [4096, 4 << 20])
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_timeouts_that_never_come_again_take_no_room(ranks, monkeypatch, nbytes):
+    """A fixed one has a call of its own from its second time on, for the fast path too."""
+    comm = ranks[0][0]
+    x = from_pointer(1 << 32, nbytes // 4, "float32", 0)
+    comm.all_reduce(x)
+    watched, calls = Watched(comm, monkeypatch), comm._engine.calls
+    kept = len(calls), len(calls._prepared)
+    (checked,) = calls._checked.values()
+    (base,) = checked.prepared.values()
+    for step in range(600):
+        comm.all_reduce(x, timeout=19 - step / 100)
+    assert (len(calls), len(calls._prepared), len(base.timed)) == (*kept, 0)
+    for seconds in range(1, 40):
+        fixed = []
+        for _ in range(4):
+            comm.all_reduce(x, timeout=seconds)
+            fixed.append(watched.last)
+        assert (len({*map(id, fixed[1:])}), fixed[0] is fixed[1]) == (1, seconds == 20)
+    assert (len(calls), len(calls._prepared), len(base.timed)) == (*kept, 8)
+    assert (watched.prepared, watched.likes, watched.once) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_first_call_waits_no_longer_for_its_kernel_than_it_says(ranks, monkeypatch):
+    """The call that is kept for others waits as long as the communicator says."""
+    comm, waits = ranks[0][0], list[float]()
+    kernels = comm._state.cuda.kernels
+    launch = kernels.launch
+
+    def noting(body, made, timeout, *how):
+        waits.append(timeout)
+        return launch(body, made, timeout, *how)
+
+    monkeypatch.setattr(kernels, "launch", noting)
+    watched = Watched(comm, monkeypatch)
+    for count in (100, 1 << 20):
+        x = from_pointer(1 << 32, count, "float32", 0)
+        comm.all_reduce(x, timeout=3)
+        assert watched.last.timeout == 3
+        comm.all_reduce(x)
+    assert waits == [3, 3]
+    (base,) = {each.timeout for each, _ in _prepared(comm)}
+    assert base == 20
+
+
+def _prepared(comm: Any) -> list[Any]:
+    """The prepared calls that are kept, and the memory that they are for."""
+    kept = comm._engine.calls._prepared
+    return [(checked.prepared[kind], kind) for checked, kind in kept]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("seconds", [0, -1.0, math.nan, True, "x", 10**400, None, 1j])
+def test_illegal_timeouts_are_refused_as_on_a_first_call(ranks, seconds):
+    comm = ranks[0][0]
+    x = from_pointer(1 << 32, 100, "float32", 0)
+
+    def told() -> str:
+        try:
+            comm.all_reduce(x, timeout=seconds)
+        except ringcoll.Error as error:
+            return repr(error)
+        return ""
+
+    first = told()
+    comm.all_reduce(x)
+    comm.all_reduce(x, timeout=3.0)
+    assert told() == first
+    assert ("timeout" in first) == (seconds is not None)

@@ -38,6 +38,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu.cpu_call import CpuCall
 from ringcoll.executors.seen import Seen
+from ringcoll.options import take_seconds
 from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]
@@ -69,6 +70,7 @@ class CpuEngine(Engine):
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and run it."""
         found = key = None
+        seconds = take_seconds(how) if "timeout" in how else None
         sent = _read(sendbuf)
         received = _NOTHING if recvbuf is None else _read(recvbuf)
         if sent is None or received is None:
@@ -89,17 +91,18 @@ class CpuEngine(Engine):
                 found = self.calls.find_recounted(key, first, second, sendbuf, recvbuf)
         if found is None or of_thread.group is not None:
             arguments = arguments or (op, root)
-            return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
+            buffers, kept = (sendbuf, recvbuf), (key, found)
+            return self._first_call(kept, name, check, arguments, buffers, how, seconds)
         state = self._state
         if how.get("async_op"):  # equal options have been checked
-            return self._later(*found, (sendbuf, recvbuf))
+            return self._later(*found, seconds, (sendbuf, recvbuf))
         progress, worker = state.progress, state._worker
         idle = worker is None or (worker._last.ended and not worker._failed)
         if not idle or progress is None or progress._failed is not None:
             state.yield_to_worker()
         with state.lock:
             try:
-                state.run(found[0], None, found[1])
+                state.run(found[0], None, found[1], seconds)
             except BaseException:
                 state.quarantine((sendbuf, recvbuf))
                 raise
@@ -108,19 +111,20 @@ class CpuEngine(Engine):
     @explained
     def _first_call(
         self,
-        key: _Key | None,
-        found: tuple[Any, Given] | None,
+        kept: tuple[_Key | None, tuple[Any, Given] | None],
         name: str,
         check: Check,
         arguments: tuple[Any, ...],
-        sendbuf: Any,
-        recvbuf: Any,
+        buffers: tuple[Any, Any],
         how: dict[str, Any],
+        seconds: float | None,
     ) -> Work | None:
         """A call that has no preparation yet, or that does not run at once.
 
-        ``key`` is None where none can be kept.
+        ``kept`` are its key, None where none can be kept, and its preparation; ``seconds`` is its
+        own timeout.
         """
+        (key, found), (sendbuf, recvbuf) = kept, buffers
         if found is not None:  # equal options have been checked
             later = bool(how.get("async_op"))
         else:
@@ -128,24 +132,34 @@ class CpuEngine(Engine):
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
             once = bool(call.counts) and not self._seen.often(key)
             if key is None or once or can_change(*arguments, *how.values()):
-                return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
+                return self._once(call, config, later=later, alive=buffers, seconds=seconds)
             extents = _extent(sendbuf), _extent(recvbuf)
             found = self.calls.add(key, call, config, *extents, key[0])
-        request = LaunchRequest(found[0], addresses=found[1])
-        return self._issue([request], later=later, alive=(sendbuf, recvbuf))
+        request = LaunchRequest(found[0], addresses=found[1], seconds=seconds)
+        return self._issue([request], later=later, alive=buffers)
 
     @explained
     def _later(
-        self, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
+        self,
+        prepared: CpuCall,
+        given: Given | None,
+        seconds: float | None,
+        alive: tuple[object, ...],
     ) -> Work | None:
-        """A prepared call that returns before it has ended."""
-        return self._state.submit_prepared(prepared, given, alive)
+        """A prepared call that returns before it has ended; ``seconds``: its own timeout."""
+        return self._state.submit_prepared(prepared, given, seconds, alive)
 
     def _once(
-        self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
+        self,
+        call: Call,
+        config: Config,
+        *,
+        later: bool,
+        alive: tuple[object, ...],
+        seconds: float | None,
     ) -> Work | None:
         """A call that is not kept: nothing can be recognised next time, or its counts are new."""
-        request = LaunchRequest(self.calls.once(call, config))
+        request = LaunchRequest(self.calls.once(call, config), seconds=seconds)
         return self._issue([request], later=later, alive=alive)
 
     def message(
@@ -154,6 +168,7 @@ class CpuEngine(Engine):
         """Find a send, a receive or both by their shape, or check them; post them."""
         if of_thread.group is not None:
             return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
+        seconds = take_seconds(how) if "timeout" in how else None
         ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
         key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
         if kept is None:
@@ -161,8 +176,9 @@ class CpuEngine(Engine):
             calls = self._check_message(name, buffers[0], dest, buffers[1], source, exact)
             if can_change(dest, source, *how.values()):
                 key = None
-            return self.pairs(name, calls, how, buffers, key)
-        return self._post(kept.on(*buffers), kept.timeout, name, buffers, later=kept.later)
+            return self.pairs(name, calls, how, buffers, key, seconds)
+        timeout = kept.timeout if seconds is None else seconds
+        return self._post(kept.on(*buffers), timeout, name, buffers, later=kept.later)
 
     @explained
     def pairs(
@@ -173,8 +189,12 @@ class CpuEngine(Engine):
         alive: tuple[object, ...],
         /,
         key: object = None,
+        seconds: float | None = None,
     ) -> Work | None:
-        """Post the checked messages of a call, and keep them by ``key`` if that has come often."""
+        """Post the checked messages of a call, and keep them by ``key`` if that has come often.
+
+        ``seconds``: a timeout of its own, which is not kept.
+        """
         config, _, later = self._options(name, how)
         calls = [with_options(call, config) for call in calls]
         if config.tag != self._state.config.tag:
@@ -183,7 +203,7 @@ class CpuEngine(Engine):
         timeout = self._state.timeout_of(config)
         if key is not None and self._seen.often(key):
             self._keep(key, calls, alive, timeout, later=later)
-        return self._post(calls, timeout, name, alive, later=later)
+        return self._post(calls, timeout if seconds is None else seconds, name, alive, later=later)
 
     @explained
     def _post(
@@ -211,10 +231,12 @@ class CpuEngine(Engine):
         how: dict[str, Any],
     ) -> Work | None:
         """Find the sends and receives of a v-variant by its shape, or check them; launch them."""
+        seconds = take_seconds(how) if "timeout" in how else None
         key, kept, alive = self._find(name, comparable(arguments), sendbuf, recvbuf, how)
         if kept is None:
-            return self._first_exchange(key, name, check, alive, arguments, how)
-        calls, timeout, state = kept.on(*alive), kept.timeout, self._state
+            return self._first_exchange(key, name, check, alive, arguments, how, seconds)
+        timeout = kept.timeout if seconds is None else seconds
+        calls, state = kept.on(*alive), self._state
         if kept.later:
             return self._issue(calls, later=True, alive=alive, timeout=timeout, name=name)
         progress, worker = state.progress, state._worker
@@ -238,13 +260,18 @@ class CpuEngine(Engine):
         buffers: tuple[Any, Any],
         arguments: tuple[Any, ...],
         how: dict[str, Any],
+        seconds: float | None,
     ) -> Work | None:
-        """An exchange that has not been checked; ``key`` is None where none can be kept."""
+        """An exchange that has not been checked; ``key`` is None where none can be kept.
+
+        ``seconds``: a timeout of its own, which is not kept.
+        """
         config, _, later = self._options(name, how)
         calls = self._check_exchange(name, check, *buffers, arguments)
         calls, timeout = [with_options(call, config) for call in calls], config.timeout
         if key is not None and not can_change(*how.values()) and self._seen.often(key):
             self._keep(key, calls, buffers, timeout, later=later)
+        timeout = timeout if seconds is None else seconds
         return self._issue(calls, later=later, alive=buffers, timeout=timeout, name=name)
 
     def _find(
@@ -316,7 +343,8 @@ class CpuEngine(Engine):
                 group.add(self._state, call, timeout, alive)
             return group.work if later else None
         if later and len(calls) == 1 and isinstance(calls[0], LaunchRequest):
-            return self._later(calls[0].prepared, calls[0].addresses, alive)
+            call = calls[0]
+            return self._later(call.prepared, call.addresses, call.seconds, alive)
         if later:
             run = functools.partial(self._now, calls, timeout, alive)
             return self._state.submit(run, alive, name)
@@ -333,7 +361,8 @@ class CpuEngine(Engine):
         with self._state.lock:
             try:
                 if len(calls) == 1 and isinstance(calls[0], LaunchRequest):
-                    self._state.run(calls[0].prepared, None, calls[0].addresses)
+                    call = calls[0]
+                    self._state.run(call.prepared, None, call.addresses, call.seconds)
                 else:
                     run_exchange(self._state, [c for c in calls if isinstance(c, Call)], timeout)
             except BaseException:

@@ -118,9 +118,9 @@ class HostCalls(CallCache):
         return found
 
     def _in_memory(
-        self, checked: CheckedCall, start: int, end: int, whole: Any = None
+        self, checked: CheckedCall, start: int, end: int, whole: Any = None, **how: Any
     ) -> tuple[Any, Given]:
-        prepared, given = super()._in_memory(checked, start, end, whole)
+        prepared, given = super()._in_memory(checked, start, end, whole, **how)
         return prepared, (start, end, 0, 0, checked.count) if prepared.any_class else given
 
     def clear(self) -> None:

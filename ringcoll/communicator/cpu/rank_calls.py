@@ -131,14 +131,18 @@ class RankCalls(RankErrors):
         return self.fabric.timeout if config.timeout is None else config.timeout
 
     def run(
-        self, prepared: Any, _stream: int | None = None, addresses: Given | None = None
+        self,
+        prepared: Any,
+        _stream: int | None = None,
+        addresses: Given | None = None,
+        seconds: float | None = None,
     ) -> None:
-        """Run one call of this rank alone."""
+        """Run one call of this rank alone; ``seconds``: its own timeout."""
         if self.closed or self.inherited or self.broken is not None:  # saves a call
             self.usable()
         try:
             self.fabric.check()
-            self._host.run(prepared, addresses)
+            self._host.run(prepared, addresses, seconds)
         except BaseException as error:
             limit = more_frames(error)
             try:
@@ -162,11 +166,16 @@ class RankCalls(RankErrors):
         return self._ready_worker().submit(call, alive, name)
 
     def submit_prepared(
-        self, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
+        self,
+        prepared: CpuCall,
+        given: Given | None,
+        seconds: float | None,
+        alive: tuple[object, ...],
     ) -> Work:
         """Run a prepared call on a thread that waits for it, or on the worker."""
         worker = self._ready_worker()
-        call, name = AsyncCollective(self, prepared, given, alive), prepared.shown_on(given)
+        call = AsyncCollective(self, prepared, given, seconds, alive)
+        name = prepared.shown_on(given)
         fabric = self.fabric
         if fabric.threads or fabric.nodes or prepared.call.nbytes >= DEFER_BYTES:
             return worker.submit(call, alive, name)
@@ -288,10 +297,15 @@ class AsyncCollective(DeferredCall):
     """A collective with ``async_op``, with the arrays that it keeps alive."""
 
     def __init__(
-        self, state: RankCalls, prepared: CpuCall, given: Given | None, alive: tuple[object, ...]
+        self,
+        state: RankCalls,
+        prepared: CpuCall,
+        given: Given | None,
+        seconds: float | None,
+        alive: tuple[object, ...],
     ) -> None:
         self._state, self.alive = state, alive
-        self.task: Any = state._host.one_task(prepared, given)
+        self.task: Any = state._host.one_task(prepared, given, seconds)
 
     def __call__(self) -> None:
         """Run the call, or go on with it."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ringcoll.arguments.buffers import refuse_in_place
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.call_cache import can_change, prepare_collective
+from ringcoll.communicator.call_cache import can_change, counted_shape, prepare_collective
 from ringcoll.communicator.cuda.device_work import DeviceWork
 from ringcoll.communicator.cuda.messages import MessageEngine, bytes_of, first_of
 from ringcoll.communicator.cuda.nodes import NodesState
@@ -26,7 +25,7 @@ from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.readers import Libraries
 from ringcoll.cuda.streams import stream_of
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
-from ringcoll.options import checked_async_op
+from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.tuner.predicted import power
 from ringcoll.views import Extent, device_view, extent_of
 
@@ -69,10 +68,14 @@ class CudaEngine(MessageEngine):
         stream, later, key, shape, found, prepared = None, False, None, None, None, None
         options: tuple[object, ...] = ()
         addresses: Given
+        state: Any = self._state
+        seconds = None
         if how:
             stream, later = how.pop("stream", None), how.pop("async_op", False)
             if later is not True and later is not False:
                 later = checked_async_op(later, f"{name} on rank {self._rank}")
+            if "timeout" in how and self._recounts:
+                seconds = take_seconds(how)
             if how:
                 options = *how.items(), *map(type, how.values())
         libraries = self._libraries
@@ -91,17 +94,20 @@ class CudaEngine(MessageEngine):
                     # Read once: another thread may evict it.
                     prepared, addresses = checked.any_class, (first, first, 0, 0)
                 if prepared is None and (checked is not None or second):
-                    found = self.calls.find(key, first, second, checked)
+                    found = self.calls.find(key, first, second, checked, seconds)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
-            if prepared is None and found is None and key is not None and self._recounts:
-                shape, *extents = _without_counts(key, first, second)
-                found = self.calls.find_like(key, shape, *extents)
+            if prepared is found is None and key and self._recounts and check is prepare_collective:
+                shape, one, other = _without_counts(key, first, second)
+                found = self.calls.find_like(key, shape, one, other, seconds)
         if prepared is None:
             if found is None:
                 arguments = arguments or (op, root)
-                found = self._prepared(key, shape, name, check, arguments, sendbuf, recvbuf, how)
+                kept, buffers = (key, shape, seconds), (sendbuf, recvbuf)
+                found = self._prepared(kept, name, check, arguments, buffers, how)
             prepared, addresses = found
+        if seconds is not None and seconds != prepared.timeout:
+            prepared = state.timed(prepared, seconds)
         like = sendbuf
         if sendbuf is None and recvbuf is not None:
             library, like = libraries[type(recvbuf)], recvbuf
@@ -124,7 +130,6 @@ class CudaEngine(MessageEngine):
             self._run(prepared, pointer, owner, addresses)
         if not later:
             return None
-        state = self._state
         events = state.cuda.events  # the fast path has looked which device is current
         event = events.record_here(pointer) if fast else events.record(pointer)
         return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
@@ -143,26 +148,29 @@ class CudaEngine(MessageEngine):
 
     def _prepared(
         self,
-        key: tuple[object, ...] | None,
-        shape: tuple[object, ...] | None,
+        kept: tuple[tuple[Any, ...] | None, tuple[object, ...] | None, float | None],
         name: str,
         check: Check,
         arguments: tuple[Any, ...],
-        sendbuf: Any,
-        recvbuf: Any,
+        buffers: tuple[Any, Any],
         how: dict[str, Any],
     ) -> tuple[Any, Given]:
         """Check and prepare a call; it is kept if it has a key, for other counts with a shape."""
-        where = f"{name} on rank {self._rank}"
-        send = self._view(sendbuf, "sendbuf", where)
-        recv = self._view(recvbuf, "recvbuf", where)
+        where, (key, shape, patience) = f"{name} on rank {self._rank}", kept
+        send, recv = self.views(name, sendbuf=buffers[0], recvbuf=buffers[1])
         call = check(name, arguments, self._rank, self._nranks, send, recv)
         if can_change(*arguments, *how.values()):
             key = shape = None
+        extents = extent_of(send), extent_of(recv)
+        if key is not None and call.counts and self._recounts:
+            _, _, _, _, sends, receives, _, options = key
+            given = sends and sends[1:], receives and receives[1:], options
+            shape = counted_shape(name, call, given)
+            found = self.calls.find_counted(key, shape, call, *extents, patience)
+            if found is not None:
+                return found
         config = resolve(self._state.config, how.pop("config", None), how, where)
-        if check is not prepare_collective:
-            shape = None
-        return self.calls.add(key, call, config, extent_of(send), extent_of(recv), shape)
+        return self.calls.add(key, call, config, *extents, shape, patience)
 
     def _stream_of(self, stream: Any, like: object, name: str) -> tuple[int, object]:
         """The handle of a call's stream, and its owner, if known, which must outlive the call."""
@@ -229,7 +237,8 @@ class CudaEngine(MessageEngine):
         behave as if they were: that only adds order, and a copy of a segment onto itself.
         """
         call = Engine.check_counted(name, arguments, rank, nranks, send, recv)
-        return replace(call, in_place=call.op is not None)
+        call.in_place = call.op is not None  # nobody has it yet
+        return call
 
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
         """A buffer as a flat array for the checks, which do not read its memory."""

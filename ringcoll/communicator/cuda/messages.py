@@ -26,7 +26,7 @@ from ringcoll.executors.contract import GroupCall, LaunchRequest
 from ringcoll.executors.cuda.recounted_messages import Peers
 from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.options import checked_async_op
-from ringcoll.views import start_of
+from ringcoll.views import device_view, start_of
 
 _Places = tuple[tuple[int | None, int | None], ...]
 """Of each message its bytes into ``sendbuf`` and ``recvbuf``; None where it has none."""
@@ -64,13 +64,20 @@ class _Recounted:
     texts: tuple[str, ...]  # what errors say of each; "": its count and dtype
     places: _Places
 
-    @property
-    def calls(self) -> PairCalls:
-        """The messages as calls of their own."""
+    def calls(self, addresses: tuple[tuple[int, int], ...]) -> PairCalls:
+        """The messages as calls of their own, on buffers that begin there."""
         made = []
-        for call, count, text in zip(self.like.calls.calls, self.counts, self.texts, strict=True):
-            own = call.on(call.send, call.recv)
-            own.count, own.nbytes, own.shown = count, count * call.dtype.itemsize, text
+        for call, count, text, at in zip(
+            self.like.calls.calls, self.counts, self.texts, addresses, strict=True
+        ):
+            nbytes, kind = count * call.dtype.itemsize, call.dtype.numpy
+            own = call.on(
+                *(
+                    None if buffer is None else device_view(start, nbytes, kind)
+                    for buffer, start in zip((call.send, call.recv), at, strict=True)
+                )
+            )
+            own.count, own.nbytes, own.shown = count, nbytes, text
             made.append(own)
         return replace(self.like.calls, calls=tuple(made), key=())
 
@@ -210,7 +217,8 @@ class MessageEngine(Engine):
                 (0 if send is None else first + send, 0 if recv is None else second + recv)
                 for send, recv in found.places
             )
-            calls = found.calls.on(pointer, given, owned=owner is not None)
+            calls = kept.calls if new is None else new.calls(given)
+            calls = calls.on(pointer, given, owned=owner is not None)
             return self._enqueue(calls, pointer, (sendbuf, recvbuf), owner, later=later, name=name)
         prepared = kept.prepared
         if prepared is None and new is None:

@@ -218,7 +218,11 @@ class NodesState(RankState):
         return CudaNodesPairCalls(self.sending, calls, stream, timeout, owned)
 
     def run(
-        self, prepared: Any, stream: int | None = None, _addresses: Given | None = None
+        self,
+        prepared: Any,
+        stream: int | None = None,
+        _addresses: Given | None = None,
+        _seconds: float | None = None,
     ) -> None:
         """Enqueue one call of this rank alone."""
         self.usable()

@@ -12,6 +12,7 @@ from ringcoll import log
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.cpu.rank_calls import with_options
+from ringcoll.communicator.cuda.message_state import MessageState
 from ringcoll.communicator.explaining import explain_gpu
 from ringcoll.communicator.group import current
 from ringcoll.communicator.rank import RankState
@@ -25,16 +26,14 @@ from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.auto_register import MIN_BYTES, SteadyMemory
-from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.cuda_call import AnyCudaCall, CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.fast_path import FastPath
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.loading import KERNEL_WAIT
-from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
 from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.recounted import RecountedCall
-from ringcoll.executors.cuda.recounted_messages import Peers
-from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs, shapes_of
+from ringcoll.executors.cuda.sending import CudaPairs
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.fabric import Fabric
@@ -45,9 +44,6 @@ from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.kept_gpu import with_count
 from ringcoll.tuner.measured import (
-    ANY_BYTES,
-    ASKED_MESSAGE_BYTES,
-    MESSAGE_COPY_BYTES,
     PROTOCOL_SIZES,
 )
 from ringcoll.tuner.simple import is_large, least_large
@@ -61,7 +57,7 @@ NVRTC compiles a kernel of Simple in 0.5 to 0.9 s, of LL and LL128 in 0.2 s."""
 _log = log.logger()
 
 
-class CudaState(RankState):
+class CudaState(MessageState):
     """The state of one rank on a GPU; the ranks of a process share a ``loader``."""
 
     on_gpu = True
@@ -137,8 +133,15 @@ class CudaState(RankState):
         settings, device, loader = self.settings, self.device, self.loader
         return CudaState(fabric, config, settings, device, loader, parent=self, ranks=ranks)
 
-    def prepare(self, call: Call, config: Config, *, hellos_decide: bool = False) -> CudaCall:
-        """Prepare a checked call for this rank's executor.
+    def prepare(
+        self,
+        call: Call,
+        config: Config,
+        *,
+        hellos_decide: bool = False,
+        patience: float | None = None,
+    ) -> CudaCall:
+        """Prepare a checked call for this rank's executor; ``patience`` as in :meth:`timed`.
 
         With ``hellos_decide``, and if its buffers can be registered automatically, the ranks need
         not know whether peers reach all buffers: the launch carries a staged and a direct program,
@@ -158,7 +161,7 @@ class CudaState(RankState):
         if scratch is not None and large:
             limits = replace(limits, large_scratch=scratch.in_use)
         others = partial(self._of_other_sizes, call, config)
-        prepared = self.cuda.prepare(call, limits, self.timeout_of(config), others)
+        prepared = self.cuda.prepare(call, limits, self.timeout_of(config), others, patience)
         prepared.large = large
         if self.debug:
             self.log_choice(call.tagged(prepared.signature_text))
@@ -177,16 +180,29 @@ class CudaState(RankState):
             known = frozenset[Buffer]() if decide else mapped
             yield other, replace(limits, mapped=known, hellos_decide=decide)
 
-    def recount(self, before: CudaCall, count: int) -> RecountedCall | None:
-        """A call that differs from a prepared one in its count alone; None: it is to be kept."""
+    def recount(
+        self, before: CudaCall, count: int, counted: Call | None = None
+    ) -> RecountedCall | None:
+        """A call that differs from a prepared one in its counts alone; None: it is to be kept."""
         if self.closed or self.inherited or self.broken is not None:  # saves a call
             self.usable()
-        return None if self.debug else self.cuda.recount(before, count)
+        return None if self.debug else self.cuda.recount(before, count, counted)
 
     def prepare_like(self, before: CudaCall, call: Call, _config: Config) -> CudaCall | None:
         """Prepare a call that differs from a prepared one in its count alone; None: this cannot."""
         self.usable()
         return None if self.debug else self.cuda.prepare_like(before, call)
+
+    def timed(self, before: AnyCudaCall, seconds: float) -> AnyCudaCall:
+        """A prepared call with the timeout of one call.
+
+        What it is like may be prepared for that call: then it waits no longer for a kernel.
+        """
+        found = before.timed.get(seconds)
+        if found is not None:
+            return found
+        self.usable()
+        return self.cuda.timed(before, seconds)
 
     @property
     def table(self) -> Table | None:
@@ -265,69 +281,13 @@ class CudaState(RankState):
         )
         return scratch.generation if scratch.number(before) else 0
 
-    def paired(
+    def run(
         self,
-        calls: tuple[Call, ...],
-        stream: int,
-        timeout: float,
-        *,
-        owned: bool,
-        most: int | None,
-        engine: str | None = None,
-    ) -> PairCalls:
-        """Sends and receives that are launched together.
-
-        ``most``: CUDA blocks; ``engine``: the option.
-        """
-        most = None if most is None else min(most, self.cuda.machine.blocks)
-        thresholds = {"copy": ASKED_MESSAGE_BYTES.value, None: MESSAGE_COPY_BYTES.value}
-        can = self.cuda.copy_scratch is not None and self.fabric.nranks == COPIED_RANKS
-        least = thresholds.get(engine, ANY_BYTES) if can else ANY_BYTES
-        copied = least if any(call.nbytes >= least for call in calls) else 0
-        key = shapes_of(calls)
-        return PairCalls(self.sending, calls, stream, timeout, owned, most, copied, key=key)
-
-    def prepared_pairs(
-        self, calls: PairCalls, places: Sequence[tuple[int | None, int | None]]
-    ) -> PreparedPairs:
-        """The launch of the messages of one call, for all arrays of their shape.
-
-        ``places``: of each message the bytes into INPUT and OUTPUT; None where it has none.
-        """
-        try:
-            return self.sending.prepared(calls, places)
-        except BaseException as error:
-            self.fail(error)  # the other end waits for this one's launch
-            raise
-
-    def recounted_pairs(
-        self,
-        calls: PairCalls,
-        peers: Peers,
-        counts: Sequence[int],
-        texts: Sequence[str],
-        places: Sequence[tuple[int | None, int | None]],
-    ) -> PreparedPairs:
-        """The launch of messages like these of other counts: see :meth:`CudaPairs.recounted`."""
-        self.usable()
-        try:
-            return self.sending.recounted(calls, peers, counts, texts, places)
-        except BaseException as error:
-            self.fail(error)  # the other end waits for this one's launch
-            raise
-
-    def run_pairs(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
-        """Enqueue the messages of one call, on arrays at these addresses."""
-        if self.closed or self.inherited or self.broken is not None:  # saves a call
-            self.usable()
-        try:
-            self.fabric.check()
-            self.sending.run(prepared, stream, send, recv)
-        except BaseException as error:
-            self.fail(error)
-            raise
-
-    def run(self, prepared: Any, stream: int | None = None, addresses: Given | None = None) -> None:
+        prepared: Any,
+        stream: int | None = None,
+        addresses: Given | None = None,
+        _seconds: float | None = None,
+    ) -> None:
         """Enqueue one call of this rank alone."""
         if self.closed or self.inherited or self.broken is not None:  # saves a call
             self.usable()

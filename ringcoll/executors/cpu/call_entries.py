@@ -118,7 +118,7 @@ class CallEntries:
                 self.compare(active)
             return False
 
-        timeout = active.prepared.timeout
+        timeout = active.timeout
         self.fabric.wait(
             watched,
             deadline=began + timeout,

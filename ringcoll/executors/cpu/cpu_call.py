@@ -103,7 +103,7 @@ class CpuCall:
     hello: Hello
     chosen: Chosen | None = None
     bound: dict[tuple[object, ...], BoundRows] = field(default_factory=dict)
-    timeout: float = 60.0
+    timeout: float = 60.0  # unless a launch has its own
     changes: int = 0
 
     given: Given = ()  # of its arrays
@@ -188,4 +188,5 @@ class ActiveCall:
     prepared: CpuCall
     epoch: int
     signature: int  # the prepared call may be of another count before it is compared
+    timeout: float  # seconds that a wait of it may take
     bound: BoundRows | None = None

@@ -134,9 +134,14 @@ class CpuExecutor(CallEntries):
             limits = _staged(call, limits)
         return self.choices.choose(call, limits)
 
-    def run(self, prepared: CpuCall, given: Given | None = None) -> None:
-        """The whole call of this rank, on the arrays at these addresses."""
-        active = self.enter(prepared, given)
+    def run(
+        self, prepared: CpuCall, given: Given | None = None, seconds: float | None = None
+    ) -> None:
+        """The whole call of this rank, on the arrays at these addresses.
+
+        ``seconds``: a timeout other than that of the prepared call.
+        """
+        active = self.enter(prepared, given, seconds)
         bound = self.bind(active)
         if len(bound.lanes) == 1 and not bound.messages:
             lane, base, fabric = bound.lanes[0], active.epoch << 32, self.fabric
@@ -152,11 +157,11 @@ class CpuExecutor(CallEntries):
     def task(self, calls: Sequence[LaunchRequest]) -> Task:
         """Several calls of this rank, one after the other, beside those of others in a group."""
         for request in calls:
-            yield from self.one_task(request.prepared, request.addresses)
+            yield from self.one_task(request.prepared, request.addresses, request.seconds)
 
-    def one_task(self, prepared: CpuCall, given: Given | None) -> Task:
-        """One of them, on arrays at these addresses."""
-        active = self.enter(prepared, given)
+    def one_task(self, prepared: CpuCall, given: Given | None, seconds: float | None) -> Task:
+        """One of them, as in :meth:`run`."""
+        active = self.enter(prepared, given, seconds)
         for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
             while self.known < epoch and not self._all_entered(epoch):
                 yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
@@ -168,7 +173,9 @@ class CpuExecutor(CallEntries):
             yield from steps(self.lanes(active))
         self.finish(active)
 
-    def enter(self, prepared: CpuCall, given: Given | None = None) -> ActiveCall:
+    def enter(
+        self, prepared: CpuCall, given: Given | None = None, seconds: float | None = None
+    ) -> ActiveCall:
         """Publish this rank's hello, on arrays at these addresses, without waiting."""
         if self.left is not None:
             left, self.left = self.left, None
@@ -178,7 +185,8 @@ class CpuExecutor(CallEntries):
         if prepared.agrees and prepared.changes != self.symmetric.changes:
             self._refresh_mappings(prepared)
         epoch, number = self.epoch + 1, prepared.hello.record
-        active = ActiveCall(prepared, epoch, prepared.hello.signature)
+        timeout = prepared.timeout if seconds is None else seconds
+        active = ActiveCall(prepared, epoch, prepared.hello.signature, timeout)
         recorded = self.shared_state.record_numbers[number % RECORDS] == number
         if not recorded:
             self.shared_state.record(number, prepared.call.tagged(prepared.signature_text))

@@ -224,12 +224,13 @@ class AsyncErrors:
         last = self.last
         text = "no call" if last is None else last.call.tagged(last.signature_text)
         timeout = 0.0 if last is None else last.timeout
-        timeout = self.pair_timeout if report.of_pair else timeout
         failed = self._prepared.get(report.own % RECORDS)
         if failed is not None and failed.number == report.own:
+            timeout = failed.timeout
             report = with_peers(
                 report, partial(awaited_ranks, failed.choice, failed.call, self._rank)
             )
+        timeout = self.pair_timeout if report.of_pair else timeout
         return error_of(report, self._rank, text, timeout, self._shared_state.recorded)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
@@ -13,6 +13,7 @@ from ringcoll.executors.cuda.recounted import RecountedCall, Recounter
 from ringcoll.executors.cuda.recounts import Recounts
 from ringcoll.executors.cuda.simple import Writer
 from ringcoll.tuner.choice import Choice, Limits
+from ringcoll.tuner.kept_gpu import Alike
 
 
 @dataclass(slots=True, eq=False)
@@ -39,10 +40,12 @@ class CudaCall:
     function: int = 0  # this kernel
     address_words: AddressWords = ()  # of its parameter
     large: bool = False  # whether its launches are counted: see :mod:`.copy_scratch`
-    counts: range | None = None  # for which the same kernel runs; None: not found yet
+    alike: Alike | None = None  # calls that the same kernel runs; None: not found yet
     recounts: Recounts | None = None  # by LL or LL128, once a call of another count was prepared
     recounter: Recounter | None = None  # the same, once such a call was to be launched
     writers: tuple[Writer, ...] = ()  # by Simple, once a call of another count was prepared
+    timed: dict[float, CudaCall] = field(default_factory=dict)  # this call with other timeouts
+    timeouts: tuple[float, ...] = ()  # that have come, of late
 
     @property
     def any_class(self) -> bool:

@@ -15,8 +15,11 @@ _HEAD = struct.Struct("<QQQIIII")
 _LOCAL = struct.Struct("<QQQ")
 _BUFFERS = struct.Struct("<QQQ16sQQIIII")  # the number of the call in the last word
 
-PACKS_WORD, SIGNATURE_WORD = 1, 3
+TIMEOUT_WORD, PACKS_WORD, SIGNATURE_WORD = 0, 1, 3
 """Words of the head; the signature is the low half of one."""
+
+HIGH_HALF = (1 << 64) - (1 << 32)
+"""Of a word."""
 
 GIVEN = 4
 """Addresses that a launch is given for each rank: INPUT, OUTPUT, and both as peers reach them."""
@@ -136,6 +139,11 @@ def compared_ranks(program: Program, local: Sequence[Addresses]) -> tuple[int, .
     return tuple(found)
 
 
+def nanoseconds(timeout: float) -> int:
+    """A timeout in seconds as kernels take it."""
+    return 1 << 62 if timeout > 1e9 else int(timeout * 1e9)
+
+
 def launch_bytes(nranks: int, words: int, local: int) -> int:
     """Bytes that a launch carries."""
     return _HEAD.size + local * (_LOCAL.size + _BUFFERS.size + 8 * (nranks + words))
@@ -143,10 +151,9 @@ def launch_bytes(nranks: int, words: int, local: int) -> int:
 
 def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) -> bytes:
     """``Args`` of ``kernels/program.cuh``, at most LARGEST bytes, of ranks as in ``words``."""
-    forever = header.timeout > 1e9
     parts = [
         _HEAD.pack(
-            1 << 62 if forever else int(header.timeout * 1e9),
+            nanoseconds(header.timeout),
             body.packs,
             body.half,
             header.signature,
@@ -177,6 +184,11 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
 def program_word(at: Addresses) -> int:
     """The first word of the program of a launch's only rank."""
     return (_HEAD.size + _LOCAL.size + _BUFFERS.size) // 8 + len(at.workspaces)
+
+
+def number_word(at: Addresses) -> int:
+    """The word whose low half is the number of the call of a launch's only rank."""
+    return program_word(at) - 1
 
 
 AddressWords = tuple[tuple[tuple[int, int], ...], ...]

@@ -20,7 +20,7 @@ from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister, SteadyMemory
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
 from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
-from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.cuda_call import AnyCudaCall, CudaCall
 from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_body import KernelFits, body_like, body_of, writers_of
@@ -48,6 +48,7 @@ from ringcoll.executors.cuda.signature import (
     signature_text,
 )
 from ringcoll.executors.cuda.stream_order import StreamOrder
+from ringcoll.executors.cuda.timed import keep_timed, with_timeout
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.shared_state import RECORDS, SharedState
@@ -58,7 +59,7 @@ from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.gpu import ll_grid
-from ringcoll.tuner.kept_gpu import counts_alike, laid_out, with_count
+from ringcoll.tuner.kept_gpu import Alike, calls_alike, laid_out, layout_for, with_counts
 from ringcoll.tuner.simple import is_large, least_large
 from ringcoll.views import Extent, extent_of
 
@@ -120,12 +121,18 @@ class CudaPreparer:
             made.pop_all()
 
     def prepare(
-        self, call: Call, limits: Limits, timeout: float, others: Others | None = None
+        self,
+        call: Call,
+        limits: Limits,
+        timeout: float,
+        others: Others | None = None,
+        patience: float | None = None,
     ) -> CudaCall:
         """Choose, compile and load: all work of a call but its launch. No array is read.
 
         ``others``: calls of other sizes whose kernels are compiled in the background if that of
-        this one must be compiled.
+        this one must be compiled. ``patience``: seconds to wait before a kernel is loaded, by
+        default the timeout.
         """
         input_, output = extent_of(call.send), extent_of(call.recv)
         hello = self.hello(input_, output, registered=limits.hellos_decide)
@@ -165,7 +172,7 @@ class CudaPreparer:
         self.async_errors.prepared(prepared)
         if len(self.shared_launch.ranks) == 1:
             texts = None if others is None else partial(self._texts, others, prepared)
-            prepared.launchable = self.launchable_of([prepared], texts)
+            prepared.launchable = self.launchable_of([prepared], texts, patience)
         return prepared
 
     def _texts(self, others: Others, like: CudaCall) -> Iterator[str]:
@@ -176,10 +183,10 @@ class CudaPreparer:
                 yield body_of(choice, call, self.workspace, (like.at,)).text
 
     def prepare_like(self, before: CudaCall, call: Call) -> CudaCall | None:
-        """Prepare a call that differs from a prepared one in its count and buffers alone.
+        """Prepare a call that differs from a prepared one in its counts and buffers alone.
 
-        Only the words of the parameter that depend on the count are made anew. None where another
-        kernel, or no single one, runs this count.
+        Only the words of the parameter that depend on them are made anew. None where another
+        kernel, or no single one, runs the call.
         """
         limits = before.limits
         # Who runs a large call depends on how many were made before.
@@ -187,12 +194,12 @@ class CudaPreparer:
         large = call.nbytes >= least and is_large(call, self.machine, limits)
         if large or before.body is None or self.recorder is not None:
             return None
-        if call.count not in self._counts_alike(before):
+        if not self._alike(before).holds(call):
             return None
-        call = with_count(before.call, call.count)
+        call = with_counts(before.call, call)
         if before.choice.launch.in_band:
-            recounts, layout = self._recounts(before), before.choice.layout.of(call.count)
-            placed = recounts.placed(call.count)
+            recounts, layout = self._recounts(before), layout_for(before.choice.layout, call)
+            placed = recounts.placed(call.count, call if call.counts else None)
             if placed is None:
                 return None
             packed, words = recounts.parameter(placed)
@@ -212,24 +219,33 @@ class CudaPreparer:
         )
         return prepared
 
-    def recount(self, before: CudaCall, count: int) -> RecountedCall | None:
+    def recount(
+        self, before: CudaCall, count: int, counted: Call | None = None
+    ) -> RecountedCall | None:
         """A call that differs from a prepared one in its count alone, which has not come before.
 
         It has no launch of its own: see :mod:`.recounted`. None where it is to be prepared.
+        ``counted``: the call, if it has a count for each rank.
         """
         recounter = before.recounter
         if recounter is None:
             if not before.choice.launch.in_band or before.body is None:
                 return None
             recounter = before.recounter = self._recounter(before)
-        if count not in recounter.counts or self.recorder is not None or recounter.has_come(count):
+        alike, come = recounter.alike, count if counted is None else counted.counts
+        if count not in alike.longest or not (counted is None or alike.holds(counted)):
+            return None
+        if self.recorder is not None or recounter.has_come(come):
             return None
         choice, call = before.choice, before.call
-        placed = recounter.recounts.placed(count)
+        placed = recounter.recounts.placed(count, counted)
         if placed is None:
             return None
         grid = ll_grid(placed[1], self.machine, before.limits)
-        text = recounter.text.of(count, grid.blocks)
+        if counted is None:
+            text = recounter.text.of(count, grid.blocks)
+        else:
+            text = recounter.text.of_call(counted, grid.blocks)
         signature, number = self._record(text, call, choice)
         made = RecountedCall(
             recounter,
@@ -241,8 +257,22 @@ class CudaPreparer:
             number,
             number % RECORDS,
             before.timeout,
+            counted,
         )
         self.async_errors.prepared(made)
+        return made
+
+    def timed(self, before: AnyCudaCall, seconds: float) -> AnyCudaCall:
+        """A prepared call with another timeout; it is kept where that comes again."""
+        if isinstance(before, RecountedCall):  # made for one launch
+            before.timeout = seconds
+            return before
+        _, number = self._record(before.signature_text, before.call, before.choice)
+        made = with_timeout(before, seconds, number)
+        self.async_errors.prepared(made)
+        if made.launchable is None and before.launchable is not None:
+            made.launchable = self.launchable_of([made])
+        keep_timed(before, made)
         return made
 
     def _recounter(self, before: CudaCall) -> Recounter:
@@ -251,19 +281,19 @@ class CudaPreparer:
         launchable = Launchable(
             before.function, grid.blocks, 1, grid.threads, recounts.words[:], ()
         )
-        return Recounter(before, self._counts_alike(before), recounts, launchable)
+        return Recounter(before, self._alike(before), recounts, launchable)
 
-    def _counts_alike(self, before: CudaCall) -> range:
-        """The counts for which the choice of a prepared call holds."""
-        if before.counts is None:
+    def _alike(self, before: CudaCall) -> Alike:
+        """The calls for which the choice of a prepared call holds."""
+        if before.alike is None:
             how = before.call, self.machine, before.limits, self.fits
-            before.counts = counts_alike(before.choice, *how)
-        return before.counts
+            before.alike = calls_alike(before.choice, *how)
+        return before.alike
 
     def _like(self, before: CudaCall, call: Call, choice: Choice) -> CudaCall:
         """A call of another count than a prepared one, without its launch."""
-        counted = CountedText(before.signature_text, before.call.count, before.choice.grid.blocks)
-        text = counted.of(call.count, choice.grid.blocks)
+        counted = CountedText(before.signature_text, before.call, before.choice.grid.blocks)
+        text = counted.of_call(call, choice.grid.blocks)
         signature, number = self._record(text, call, choice)
         prepared = CudaCall(
             call,
@@ -377,16 +407,20 @@ class CudaPreparer:
         return registry is not None and memory.changes == self.changes() and registry.steady(memory)
 
     def launchable_of(
-        self, calls: Sequence[CudaCall], texts: Callable[[], Iterable[str]] | None = None
+        self,
+        calls: Sequence[CudaCall],
+        texts: Callable[[], Iterable[str]] | None = None,
+        patience: float | None = None,
     ) -> Launching:
-        """The launch of one rank, or of all that share the device."""
+        """The launch of one rank, or of all that share the device; see :meth:`prepare`."""
         prepared = calls[0]
+        timeout = prepared.timeout if patience is None else patience
         choice, where = prepared.choice, f"{prepared.call.collective} on rank {self.rank}"
         local = tuple(each.at for each in calls)
         header = _header(prepared)
         if choice.engine == "copy":
-            load = partial(self.kernels.function, timeout=prepared.timeout, where=where)
-            waits = prepared.timeout, where, prepared.signature_text
+            load = partial(self.kernels.function, timeout=timeout, where=where)
+            waits = timeout, where, prepared.signature_text
 
             def launching(body: Body, made: Callable[[Body, int], Launchable]) -> Launching:
                 return self.kernels.launch(body, made, *waits)
@@ -397,8 +431,7 @@ class CudaPreparer:
 
         body = body_of(choice, prepared.call, self.workspace, local)
         made = partial(_launchable, header, choice, self.workspace.progress, local)
-        timeout, text = prepared.timeout, prepared.signature_text
-        found = self.kernels.launch(body, made, timeout, where, text, texts)
+        found = self.kernels.launch(body, made, timeout, where, prepared.signature_text, texts)
         if len(calls) == 1 and not isinstance(found, GenericLaunch):
             launched = cast("Launchable", found)
             prepared.body, prepared.function = body, launched.function

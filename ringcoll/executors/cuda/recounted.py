@@ -6,16 +6,18 @@ costs more than its launch. Such a call takes the parameter of one that differs 
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.params import TIMEOUT_WORD, nanoseconds
 from ringcoll.executors.cuda.recounts import Placed, Recounts
 from ringcoll.executors.cuda.signature import CountedText
 from ringcoll.tuner.choice import Choice, Grid
-from ringcoll.tuner.kept_gpu import with_count
+from ringcoll.tuner.kept_gpu import Alike, layout_for, with_count, with_counts
 
 if TYPE_CHECKING:  # whose field the recounter is
     from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -25,24 +27,24 @@ _COUNTS = 512
 
 
 class Recounter:
-    """Launches calls like one that is prepared, of other ``counts``, from one parameter."""
+    """Launches calls like one that is prepared, of other counts, from one parameter."""
 
     def __init__(
-        self, before: CudaCall, counts: range, recounts: Recounts, launchable: Launchable
+        self, before: CudaCall, alike: Alike, recounts: Recounts, launchable: Launchable
     ) -> None:
-        self.before, self.counts = before, counts
+        self.before, self.alike = before, alike
         self.recounts, self.launchable = recounts, launchable
-        self.text = CountedText(before.signature_text, before.call.count, before.choice.grid.blocks)
-        self.total = before.total
-        self._come: dict[int, None] = {}
+        self.text = CountedText(before.signature_text, before.call, before.choice.grid.blocks)
+        self.total, self.timeout = before.total, before.timeout
+        self._come: dict[Hashable, None] = {}
 
-    def has_come(self, count: int) -> bool:
-        """Whether a count comes again; it is remembered."""
-        if count in self._come:
+    def has_come(self, counts: Hashable) -> bool:
+        """Whether a count, or counts for each rank, come again; they are remembered."""
+        if counts in self._come:
             return True
         if len(self._come) >= _COUNTS:
             self._come.pop(next(iter(self._come)), None)
-        self._come[count] = None
+        self._come[counts] = None
         return False
 
     def launch(self, call: RecountedCall, stream: int, addresses: Given) -> None:
@@ -52,6 +54,9 @@ class Recounter:
         recounts.write(words, call.placed)
         recounts.sign(words, call.signature, call.number)
         recounts.fill(words, call.placed, addresses)
+        if call.timeout != self.timeout:
+            self.timeout = call.timeout
+            words[TIMEOUT_WORD] = nanoseconds(call.timeout)
         launchable.use_grid(call.grid.blocks, call.grid.threads)
         launchable.launch(stream)
 
@@ -69,6 +74,7 @@ class RecountedCall:
     number: int
     slot: int
     timeout: float
+    counted: Call | None = None  # with a count for each rank
     large: bool = False
     kernel: None = None  # the words of its parameter are written for each launch
 
@@ -80,6 +86,11 @@ class RecountedCall:
     def launch(self, stream: int, addresses: Given = ()) -> None:
         """Enqueue on a stream of the current device."""
         self.recounter.launch(self, stream, addresses)
+
+    @property
+    def timed(self) -> Mapping[float, CudaCall]:
+        """With other timeouts it is not kept."""
+        return {}
 
     @property
     def addresses(self) -> Given:
@@ -94,10 +105,11 @@ class RecountedCall:
     @property
     def call(self) -> Call:
         """The call without arrays, made when it is asked for."""
-        return with_count(self.recounter.before.call, self.count)
+        before, counted = self.recounter.before.call, self.counted
+        return with_count(before, self.count) if counted is None else with_counts(before, counted)
 
     @property
     def choice(self) -> Choice:
         """What it runs, made when it is asked for."""
         choice = self.recounter.before.choice
-        return choice.on(self.grid, choice.layout.of(self.count))
+        return choice.on(self.grid, layout_for(choice.layout, self.call))

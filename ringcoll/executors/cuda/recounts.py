@@ -10,22 +10,24 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringcoll.arguments.calls import Call
 from ringcoll.encode import Program
 from ringcoll.executors.cuda.ll import pack_bytes, rows_of
 from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import (
     GIVEN,
+    HIGH_HALF,
     PACKS_WORD,
     SIGNATURE_WORD,
     Addresses,
     AddressWords,
     Body,
+    number_word,
     program_word,
 )
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
-
-_HIGH = (1 << 64) - (1 << 32)
+from ringcoll.tuner.kept_gpu import layout_for
 
 Place = tuple[Buffer, int, int]
 """A chunk of INPUT or OUTPUT, as :meth:`Layout.span` takes it."""
@@ -47,19 +49,30 @@ class Recounts:
     fixed: tuple[tuple[int, int, int], ...]  # word, address and offset that do not depend on it
     layout: Layout
     segments: bool  # whether each place is a whole segment
+    wide: Buffer  # of counts for each rank: the buffer that has all segments
     ll_layout: LLLayout
     item: int  # bytes of an element
     pack_bytes: int  # of a chunk in SCRATCH
     given: tuple[int, int]  # INPUT and OUTPUT, of which the last bits count
     whole: bool
 
-    def placed(self, count: int) -> Placed | None:
-        """Where the elements of another count lie; None: another kernel runs it."""
+    def placed(self, count: int, counted: Call | None = None) -> Placed | None:
+        """Where the elements of another count lie; None: another kernel runs it.
+
+        ``counted``: a call with a count for each rank, of which this is the largest.
+        """
         if self.segments:  # a layout takes longer to make than all the rest
-            spans = [(index * count, count) for _, _, index in self.places]
             width = -(-count // self.layout.align) * self.layout.align
+            if counted is None:
+                spans = [(index * count, count) for _, _, index in self.places]
+            else:
+                counts, displs, wide = counted.counts, counted.displs, self.wide
+                spans = [
+                    (displs[index], counts[index]) if buffer is wide else (0, counts[rank])
+                    for buffer, rank, index in self.places
+                ]
         else:
-            layout = self.layout.of(count)
+            layout = self.layout.of(count) if counted is None else layout_for(self.layout, counted)
             spans, width = [layout.span(*place) for place in self.places], layout.width()
         spans.append((0, 0))
         item, given, whole = self.item, self.given, True
@@ -99,8 +112,8 @@ class Recounts:
 
     def sign(self, words: array[int], signature: int, number: int) -> None:
         """Write what tells a call from others."""
-        words[SIGNATURE_WORD] = words[SIGNATURE_WORD] & _HIGH | signature
-        words[self.launch] = words[self.launch] & _HIGH | number
+        words[SIGNATURE_WORD] = words[SIGNATURE_WORD] & HIGH_HALF | signature
+        words[self.launch] = words[self.launch] & HIGH_HALF | number
 
 
 def recounts_of(
@@ -138,7 +151,7 @@ def recounts_of(
         word += 1 + (len(row.labels.owners) if scales and row.labels.reduces else 0)
     return Recounts(
         words[:],
-        begin - 1,
+        number_word(at),
         tuple(places),
         tuple(counts),
         tuple(user),
@@ -151,6 +164,7 @@ def recounts_of(
         ),
         layout,
         layout.collective.chunks == layout.slices == 1,
+        Buffer.INPUT if layout.collective.kind.input == "all" else Buffer.OUTPUT,
         ll_layout,
         ll_layout.dtype.itemsize,
         pack_bytes(program, ll_layout),

@@ -70,15 +70,24 @@ def signature_text(
 
 
 class CountedText:
-    """The text of a call by LL, LL128 or Simple without its ``count`` and its CUDA ``blocks``."""
+    """The text of a call by LL, LL128 or Simple without its counts and its CUDA ``blocks``."""
 
-    def __init__(self, text: str, count: int, blocks: int) -> None:
-        self._head, _, rest = text.partition(f"count={count} ")
+    def __init__(self, text: str, call: Call, blocks: int) -> None:
+        self._head, _, rest = text.partition(f"{_counts(call)} ")
         self._middle, _, self._tail = rest.partition(f"blocks={blocks} ")
 
     def of(self, count: int, blocks: int) -> str:
         """The text of a call that differs in these alone."""
         return f"{self._head}count={count} {self._middle}blocks={blocks} {self._tail}"
+
+    def of_call(self, call: Call, blocks: int) -> str:
+        """The same of a call, which may have a count for each rank."""
+        return f"{self._head}{_counts(call)} {self._middle}blocks={blocks} {self._tail}"
+
+
+def _counts(call: Call) -> str:
+    """What of a call's text says its counts."""
+    return call.custom_signature or f"count={call.count}"
 
 
 @lru_cache(maxsize=512)
