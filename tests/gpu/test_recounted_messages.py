@@ -237,3 +237,64 @@ def test_wrong_counts_are_refused_behind_good_ones(comms, new):
 
     assert in_threads(comms, work) == []
     assert new == []
+
+
+@pytest.mark.parametrize("name", ["sendrecv", "all_to_all_v"])
+def test_messages_of_which_the_timeout_alone_is_new_are_not_prepared(comms, new, name):
+    n = len(comms)
+
+    def work(comm) -> None:
+        kept, after, before = list[FakeBuffer](), (comm.rank + 1) % n, (comm.rank - 1) % n
+        for step in range(12):
+            sent = FakeBuffer(comm, np.full(6 * n, comm.rank + step))
+            got = FakeBuffer(comm, 6 * n)
+            kept += sent, got
+            how = {"timeout": 20 - step / 8} if step % 4 else {}
+            if name == "sendrecv":
+                comm.sendrecv(sent.array, after, got.array, before, **how)
+                wanted = np.full(6 * n, before + step)
+            else:
+                comm.all_to_all_v(sent.array, [6] * n, got.array, [6] * n, **how)
+                wanted = np.repeat(np.arange(n) + step, 6)
+            comm.synchronize()
+            got.check(wanted)
+        assert len(comm._engine._messages) == 1
+
+    assert in_threads(comms, work) == []
+    assert len(new) == 9 * n
+
+
+@pytest.mark.parametrize("seconds", [0.25, 0.5])
+def test_a_deadline_of_recounted_messages_says_their_own_timeout(comms, new, seconds):
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for count in (4, 5):
+            x = FakeBuffer(comm, np.full(count, 3))
+            kept.append(x)
+            if comm.rank == 0:
+                comm.recv(x.array, 1)
+            elif comm.rank == 1:
+                comm.send(x.array, 0)
+            comm.synchronize()
+        if comm.rank == 0:
+            comm.recv(kept[-1].array, 1, timeout=seconds)
+            comm.synchronize()
+
+    found = in_threads(comms, work)
+    assert any(f"waited {seconds:g} s" in str(error) for error in found), found
+    assert new.count((5,)) == 3
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, True, "x"])
+def test_illegal_timeouts_of_messages_are_refused_behind_good_ones(comms, new, seconds):
+    def work(comm) -> None:
+        x = FakeBuffer(comm, np.full(4, 3))
+        if comm.rank < 2:
+            send = comm.send if comm.rank else comm.recv
+            send(x.array, 1 - comm.rank, timeout=9.0)
+            with pytest.raises(ringcoll.Error, match="timeout"):
+                send(x.array, 1 - comm.rank, timeout=seconds)
+        comm.synchronize()
+
+    assert in_threads(comms, work) == []
+    assert new == []

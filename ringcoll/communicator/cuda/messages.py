@@ -25,7 +25,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import GroupCall, LaunchRequest
 from ringcoll.executors.cuda.recounted_messages import Peers
 from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
-from ringcoll.options import checked_async_op
+from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.views import device_view, start_of
 
 _Places = tuple[tuple[int | None, int | None], ...]
@@ -43,26 +43,36 @@ class _Messages:
     places: _Places
     nbytes: tuple[int, int]  # of both buffers
     peers: Peers
+    timeout: float  # of messages that are alike and have none of their own
     prepared: PreparedPairs | None = None  # the launch of these alone
-    _come: dict[tuple[int, ...], None] = field(default_factory=dict)
+    _come: dict[tuple[float, ...], None] = field(default_factory=dict)
 
-    def has_come(self, counts: tuple[int, ...]) -> bool:
-        """Whether messages of these counts come again; it is remembered."""
-        if counts in self._come:
+    def has_come(self, counts: tuple[int, ...], seconds: float | None) -> bool:
+        """Whether messages of these counts and this timeout come again; it is remembered."""
+        key = counts if seconds is None else (seconds, *counts)
+        if key in self._come:
             return True
         evict(self._come, _COUNTS)
-        self._come[counts] = None
+        self._come[key] = None
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class _Recounted:
-    """Messages that differ in their counts alone from others, ``like``."""
+    """Messages that differ in their counts and their timeout alone from others, ``like``."""
 
     like: _Messages
+    seconds: float | None  # a timeout of their own
     counts: tuple[int, ...]
     texts: tuple[str, ...]  # what errors say of each; "": its count and dtype
     places: _Places
+
+    @property
+    def timed(self) -> PairCalls:
+        """The messages that these are like, with the timeout of these."""
+        calls = self.like.calls
+        seconds = self.like.timeout if self.seconds is None else self.seconds
+        return calls if calls.timeout == seconds else replace(calls, timeout=seconds)
 
     def calls(self, addresses: tuple[tuple[int, int], ...]) -> PairCalls:
         """The messages as calls of their own, on buffers that begin there."""
@@ -79,7 +89,7 @@ class _Recounted:
             )
             own.count, own.nbytes, own.shown = count, nbytes, text
             made.append(own)
-        return replace(self.like.calls, calls=tuple(made), key=())
+        return replace(self.timed, calls=tuple(made), key=())
 
 
 _MessageShape = tuple[tuple[Any, ...], _Messages | None, Any, bool, int, int, dict[str, Any]]
@@ -112,7 +122,7 @@ class MessageEngine(Engine):
         found: _Messages | _Recounted | None = shape[1]
         if found is None:
             check_tag(name, self._rank, shape[-1])
-            found = self._recounted_message(shape[0])
+            found = self._recounted_message(shape)
         if found is None:
             calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
             found = self._kept_messages(name, calls, shape, peers)
@@ -138,10 +148,11 @@ class MessageEngine(Engine):
             found = found or self._kept_messages(name, calls, shape, _peers_of(calls))
         return self._launch_messages(found, shape, name, sendbuf, recvbuf)
 
-    def _recounted_message(self, key: tuple[Any, ...]) -> _Recounted | None:
+    def _recounted_message(self, shape: _MessageShape) -> _Recounted | None:
         """A send, a receive or both like others of another count; None: they are to be kept."""
-        _, peers, sends, receives, _ = key
-        like = self._alike.get(_without_counts(key, peers))
+        _, peers, sends, receives, _ = shape[0]
+        key, seconds = _without_counts(shape, peers)
+        like = self._alike.get(key)
         if like is None:
             return None
         counts = tuple(
@@ -149,19 +160,19 @@ class MessageEngine(Engine):
             for _, sent, received in like.peers
             if not (sent and received and sends[0] != receives[0])
         )
-        if len(counts) < len(like.peers) or not all(counts) or like.has_come(counts):
+        if len(counts) < len(like.peers) or not all(counts) or like.has_come(counts, seconds):
             return None
-        return _Recounted(like, counts, ("",) * len(counts), like.places)
+        return _Recounted(like, seconds, counts, ("",) * len(counts), like.places)
 
     def _recounted_exchange(self, calls: list[Call], shape: _MessageShape) -> _Recounted | None:
         """Checked messages like those of another call; None: they are to be kept."""
-        key, _, _, _, first, second, _ = shape
-        like = self._alike.get(_without_counts(key, _peers_of(calls)))
-        counts = tuple(call.count for call in calls)
-        if like is None or like.has_come(counts):
+        _, _, _, _, first, second, _ = shape
+        key, seconds = _without_counts(shape, _peers_of(calls))
+        like, counts = self._alike.get(key), tuple(call.count for call in calls)
+        if like is None or like.has_come(counts, seconds):
             return None
         texts = tuple(call.shown for call in calls)
-        return _Recounted(like, counts, texts, _places_of(calls, first, second))
+        return _Recounted(like, seconds, counts, texts, _places_of(calls, first, second))
 
     def _message_shape(
         self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]
@@ -231,7 +242,7 @@ class MessageEngine(Engine):
             try:
                 if new is not None:  # its launch holds until the next of its kind
                     prepared = state.recounted_pairs(
-                        kept.calls, kept.peers, new.counts, new.texts, new.places
+                        new.timed, kept.peers, new.counts, new.texts, new.places
                     )
                 state.run_pairs(prepared, pointer, first, second)
             except BaseException:
@@ -251,6 +262,11 @@ class MessageEngine(Engine):
         state.usable()
         _refuse_matching(name, calls)
         config, _, _ = self._options(name, options)
+        if "timeout" in options:
+            rest = {option: value for option, value in options.items() if option != "timeout"}
+            timeout = state.timeout_of(self._options(name, rest)[0])
+        else:
+            timeout = state.timeout_of(config)
         made = tuple(with_options(call, config) for call in calls)
         paired = state.paired(
             made,
@@ -261,7 +277,7 @@ class MessageEngine(Engine):
             engine=config.engine,
         )
         places, own = _places_of(calls, first, second), _peers_of(calls)
-        found = _Messages(paired, places, (bytes_of(key[2]), bytes_of(key[3])), own)
+        found = _Messages(paired, places, (bytes_of(key[2]), bytes_of(key[3])), own, timeout)
         arguments: Any = key[1]
         if can_change(*arguments, *options.values()):
             return found
@@ -270,7 +286,7 @@ class MessageEngine(Engine):
             self._messages[key] = found
             if len({*own}) == len(own):  # a launch has one message for each half
                 evict(self._alike, CACHED_CALLS)
-                self._alike.setdefault(_without_counts(key, peers), found)
+                self._alike.setdefault(_without_counts(shape, peers)[0], found)
         return found
 
     def _prepared_messages(self, key: object, found: _Messages) -> PreparedPairs:
@@ -330,10 +346,14 @@ class MessageEngine(Engine):
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
 
 
-def _without_counts(key: tuple[Any, ...], peers: object) -> tuple[object, ...]:
-    """What of a key of messages is no count."""
-    name, _, sends, receives, values = key
-    return name, peers, sends and sends[1:], receives and receives[1:], values
+def _without_counts(shape: _MessageShape, peers: object) -> tuple[tuple[object, ...], float | None]:
+    """What of a key of messages is no count and no timeout, and a timeout of their own."""
+    (name, _, sends, receives, values), options, seconds = shape[0], shape[-1], None
+    if "timeout" in options:
+        options = dict(options)
+        seconds = take_seconds(options)
+        values = *options.items(), *map(type, options.values())
+    return (name, peers, sends and sends[1:], receives and receives[1:], values), seconds
 
 
 def _peers_of(calls: list[Call]) -> Peers:

@@ -20,11 +20,13 @@ from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.message_copies import lane_of, message_gate_body, message_schedule
 from ringcoll.executors.cuda.params import (
+    TIMEOUT_WORD,
     Addresses,
     Header,
     address_words,
     given_address,
     given_words,
+    nanoseconds,
     pack,
     program_word,
 )
@@ -52,9 +54,6 @@ _DIRECT_RANKS = 4
 """Ranks of a GPU whose large messages to each other may be written directly: the words for both
 ways, of more ranks, do not fit the parameter of their one launch."""
 
-_BASES = 16
-"""Packed parameters without messages, each of one timeout and length."""
-
 Record = tuple[SharedState, int, str]
 """The number and text of a message, under which its host keeps it."""
 
@@ -72,7 +71,7 @@ class MessageLaunches:
 
     def __init__(self, executor: CudaExecutor) -> None:
         self._executor = executor
-        self._bases: dict[tuple[float, int], _Base] = {}
+        self._bases: dict[int, _Base] = {}  # by the words for messages
 
     def launch(self, members: Sequence[Member], timeout: float) -> tuple[Launching, list[Record]]:
         """The launch of some ranks of this device, and its records."""
@@ -134,10 +133,11 @@ class MessageLaunches:
         workspace, at = self._executor.workspace, addresses_for_messages(self._executor)
         own = rank_words(workspace, at, halves, blocks)
         width = width_of([own], workspace.nranks)
-        base = self._bases.get((timeout, width))
+        base = self._bases.get(width)
         if base is None:
             base = self._base(timeout, width, at)
         first, words = program_word(at), base.words[:]
+        words[TIMEOUT_WORD] = nanoseconds(timeout)
         words[first : first + len(own)] = array("Q", own)
         held = given_words(own, first, GIVEN_EACH * calls)
         return Launchable(base.function, max(1, sum(blocks)), 1, THREADS, words, held)
@@ -149,9 +149,7 @@ class MessageLaunches:
         header = Header(timeout, 0, False, False, workspace.pair_replicas)
         packed = array("Q", pack(body, header, workspace.progress, (at,)))
         found = _Base(self._loads(timeout)(body.text), packed)
-        if len(self._bases) >= _BASES:
-            self._bases.pop(next(iter(self._bases)))
-        self._bases[timeout, width] = found
+        self._bases[width] = found
         return found
 
     def _loads(self, timeout: float) -> Callable[[str], int]:

@@ -18,7 +18,12 @@ from ringcoll.executors.cuda.message_launch import (
     Record,
     addresses_for_messages,
 )
-from ringcoll.executors.cuda.params import given_address, program_word
+from ringcoll.executors.cuda.params import (
+    TIMEOUT_WORD,
+    given_address,
+    nanoseconds,
+    program_word,
+)
 from ringcoll.executors.cuda.point_to_point import (
     Form,
     Half,
@@ -87,6 +92,7 @@ class RecountedMessages:
         blocks = share_out(wanted, most, f"rank {self._executor.rank}")
         template = self._template(calls, peers, halves, sizes, forms)
         words, records, first = template.launchable.parameter.words, list[Record](), 0
+        words[TIMEOUT_WORD] = nanoseconds(calls.timeout)
         for number, (half, call, nbytes, of, given) in enumerate(
             zip(halves, calls.calls, sizes, forms, blocks, strict=True)
         ):
@@ -115,7 +121,7 @@ class RecountedMessages:
         forms: Sequence[Sequence[Form]],
     ) -> _Template:
         """The parameter for messages of these kinds."""
-        key = calls.timeout, peers, tuple(form.kind for of in forms for form in of)
+        key = peers, tuple(form.kind for of in forms for form in of)
         found = self._templates.get(key)
         if found is not None:
             return found
