@@ -11,7 +11,7 @@ import pytest
 
 import ringcoll
 from ringcoll.arguments.calls import Call, prepare_recv, prepare_send
-from ringcoll.communicator.cuda import state as gpu_state
+from ringcoll.communicator.cuda import message_state as gpu_state
 from ringcoll.cuda import quarantine
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import DeadlineError, Error, MismatchError
