@@ -39,9 +39,9 @@ def new(monkeypatch):
     found = list[tuple[int, ...]]()
     honest = RecountedMessages.launch
 
-    def launch(self, calls, peers, counts, texts):
-        found.append(counts)
-        return honest(self, calls, peers, counts, texts)
+    def launch(self, new):
+        found.append(new.counts)
+        return honest(self, new)
 
     monkeypatch.setattr(RecountedMessages, "launch", launch)
     return found
@@ -135,8 +135,9 @@ def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monke
     kinds, compared = counts_of_every_kind(comms), []
     honest, n = RecountedMessages.launch, len(comms)
 
-    def launch(self, calls, peers, counts, texts):
-        found, records = honest(self, calls, peers, counts, texts)
+    def launch(self, new):
+        found, records = honest(self, new)
+        peers, counts, timeout = new.peers, new.counts, new.calls.timeout
         halves = [
             replace(
                 half,
@@ -154,7 +155,7 @@ def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monke
             )
         ]
         blocks = shared_out(halves, self._executor.workspace, 24, "here")
-        packed = MessageLaunches(self._executor).alone(halves, blocks, n, calls.timeout)
+        packed = MessageLaunches(self._executor).alone(halves, blocks, n, timeout)
         held = {word for of in packed.parameter.address_words for word, _ in of}
         words = [launch.parameter.words.tolist() for launch in (found, packed)]
         different = [at for at, (a, b) in enumerate(zip(*words, strict=True)) if a != b]

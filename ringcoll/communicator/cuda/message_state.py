@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.rank import RankState
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
-from ringcoll.executors.cuda.recounted_messages import Peers
+from ringcoll.executors.cuda.recounted_messages import NewCounts, Places
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs, shapes_of
 from ringcoll.tuner.measured import ANY_BYTES, ASKED_MESSAGE_BYTES, MESSAGE_COPY_BYTES
 
@@ -41,9 +39,7 @@ class MessageState(RankState):
         key = shapes_of(calls)
         return PairCalls(self.sending, calls, stream, timeout, owned, most, copied, key=key)
 
-    def prepared_pairs(
-        self, calls: PairCalls, places: Sequence[tuple[int | None, int | None]]
-    ) -> PreparedPairs:
+    def prepared_pairs(self, calls: PairCalls, places: Places) -> PreparedPairs:
         """The launch of the messages of one call, for all arrays of their shape.
 
         ``places``: of each message the bytes into INPUT and OUTPUT; None where it has none.
@@ -54,18 +50,11 @@ class MessageState(RankState):
             self.fail(error)  # the other end waits for this one's launch
             raise
 
-    def recounted_pairs(
-        self,
-        calls: PairCalls,
-        peers: Peers,
-        counts: Sequence[int],
-        texts: Sequence[str],
-        places: Sequence[tuple[int | None, int | None]],
-    ) -> PreparedPairs:
-        """The launch of messages like these of other counts: see :meth:`CudaPairs.recounted`."""
+    def recounted_pairs(self, new: NewCounts) -> PreparedPairs:
+        """The launch of messages of new counts, which holds until the next such launch."""
         self.usable()
         try:
-            return self.sending.recounted(calls, peers, counts, texts, places)
+            return self.sending.recounted(new)
         except BaseException as error:
             self.fail(error)  # the other end waits for this one's launch
             raise

@@ -23,13 +23,10 @@ from ringcoll.communicator.work import Work
 from ringcoll.cuda.readers import Libraries
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import GroupCall, LaunchRequest
-from ringcoll.executors.cuda.recounted_messages import Peers
+from ringcoll.executors.cuda.recounted_messages import NewCounts, Peers, Places
 from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.views import device_view, start_of
-
-_Places = tuple[tuple[int | None, int | None], ...]
-"""Of each message its bytes into ``sendbuf`` and ``recvbuf``; None where it has none."""
 
 _COUNTS = 512
 """Counts that are known to have come, of messages that are alike."""
@@ -40,7 +37,7 @@ class _Messages:
     """The checked messages of one call, for all arrays of their shape."""
 
     calls: PairCalls
-    places: _Places
+    places: Places
     nbytes: tuple[int, int]  # of both buffers
     peers: Peers
     timeout: float  # of messages that are alike and have none of their own
@@ -56,40 +53,18 @@ class _Messages:
         self._come[key] = None
         return False
 
-
-@dataclass(frozen=True, slots=True)
-class _Recounted:
-    """Messages that differ in their counts and their timeout alone from others, ``like``."""
-
-    like: _Messages
-    seconds: float | None  # a timeout of their own
-    counts: tuple[int, ...]
-    texts: tuple[str, ...]  # what errors say of each; "": its count and dtype
-    places: _Places
-
-    @property
-    def timed(self) -> PairCalls:
-        """The messages that these are like, with the timeout of these."""
-        calls = self.like.calls
-        seconds = self.like.timeout if self.seconds is None else self.seconds
-        return calls if calls.timeout == seconds else replace(calls, timeout=seconds)
-
-    def calls(self, addresses: tuple[tuple[int, int], ...]) -> PairCalls:
-        """The messages as calls of their own, on buffers that begin there."""
-        made = []
-        for call, count, text, at in zip(
-            self.like.calls.calls, self.counts, self.texts, addresses, strict=True
-        ):
-            nbytes, kind = count * call.dtype.itemsize, call.dtype.numpy
-            own = call.on(
-                *(
-                    None if buffer is None else device_view(start, nbytes, kind)
-                    for buffer, start in zip((call.send, call.recv), at, strict=True)
-                )
-            )
-            own.count, own.nbytes, own.shown = count, nbytes, text
-            made.append(own)
-        return replace(self.timed, calls=tuple(made), key=())
+    def recounted(
+        self,
+        counts: tuple[int, ...],
+        seconds: float | None,
+        texts: tuple[str, ...],
+        places: Places,
+    ) -> NewCounts:
+        """Messages like these; ``seconds``: a timeout of their own."""
+        calls, timeout = self.calls, self.timeout if seconds is None else seconds
+        if calls.timeout != timeout:
+            calls = replace(calls, timeout=timeout)
+        return NewCounts(calls, self.peers, counts, texts, places)
 
 
 _MessageShape = tuple[tuple[Any, ...], _Messages | None, Any, bool, int, int, dict[str, Any]]
@@ -119,7 +94,7 @@ class MessageEngine(Engine):
         shape = self._message_shape(name, peers, sendbuf, recvbuf, how)
         if shape is None:
             return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
-        found: _Messages | _Recounted | None = shape[1]
+        found: _Messages | NewCounts | None = shape[1]
         if found is None:
             check_tag(name, self._rank, shape[-1])
             found = self._recounted_message(shape)
@@ -141,14 +116,14 @@ class MessageEngine(Engine):
         shape = self._message_shape(name, comparable(arguments), sendbuf, recvbuf, how)
         if shape is None:
             return super().exchange(name, check, sendbuf, recvbuf, arguments, how)
-        found: _Messages | _Recounted | None = shape[1]
+        found: _Messages | NewCounts | None = shape[1]
         if found is None:
             calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
             found = self._recounted_exchange(calls, shape)
             found = found or self._kept_messages(name, calls, shape, _peers_of(calls))
         return self._launch_messages(found, shape, name, sendbuf, recvbuf)
 
-    def _recounted_message(self, shape: _MessageShape) -> _Recounted | None:
+    def _recounted_message(self, shape: _MessageShape) -> NewCounts | None:
         """A send, a receive or both like others of another count; None: they are to be kept."""
         _, peers, sends, receives, _ = shape[0]
         key, seconds = _without_counts(shape, peers)
@@ -162,9 +137,9 @@ class MessageEngine(Engine):
         )
         if len(counts) < len(like.peers) or not all(counts) or like.has_come(counts, seconds):
             return None
-        return _Recounted(like, seconds, counts, ("",) * len(counts), like.places)
+        return like.recounted(counts, seconds, ("",) * len(counts), like.places)
 
-    def _recounted_exchange(self, calls: list[Call], shape: _MessageShape) -> _Recounted | None:
+    def _recounted_exchange(self, calls: list[Call], shape: _MessageShape) -> NewCounts | None:
         """Checked messages like those of another call; None: they are to be kept."""
         _, _, _, _, first, second, _ = shape
         key, seconds = _without_counts(shape, _peers_of(calls))
@@ -172,7 +147,7 @@ class MessageEngine(Engine):
         if like is None or like.has_come(counts, seconds):
             return None
         texts = tuple(call.shown for call in calls)
-        return _Recounted(like, seconds, counts, texts, _places_of(calls, first, second))
+        return like.recounted(counts, seconds, texts, _places_of(calls, first, second))
 
     def _message_shape(
         self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]
@@ -207,7 +182,7 @@ class MessageEngine(Engine):
 
     def _launch_messages(
         self,
-        found: _Messages | _Recounted,
+        found: _Messages | NewCounts,
         shape: _MessageShape,
         name: str,
         sendbuf: Any,
@@ -221,29 +196,25 @@ class MessageEngine(Engine):
             pointer, owner = library.stream(like)
         else:
             pointer, owner = self._stream_of(stream, like, name)
-        new = found if isinstance(found, _Recounted) else None
-        kept = found.like if isinstance(found, _Recounted) else found
-        if owner is None or kept.calls.copied or (open_groups and of_thread.group is not None):
+        if owner is None or found.calls.copied or (open_groups and of_thread.group is not None):
             given = tuple(
                 (0 if send is None else first + send, 0 if recv is None else second + recv)
                 for send, recv in found.places
             )
-            calls = kept.calls if new is None else new.calls(given)
+            calls = _whole_calls(found, given) if isinstance(found, NewCounts) else found.calls
             calls = calls.on(pointer, given, owned=owner is not None)
             return self._enqueue(calls, pointer, (sendbuf, recvbuf), owner, later=later, name=name)
-        prepared = kept.prepared
-        if prepared is None and new is None:
-            prepared = self._prepared_messages(key, kept)
+        prepared = None if isinstance(found, NewCounts) else found.prepared
+        if prepared is None and not isinstance(found, NewCounts):
+            prepared = self._prepared_messages(key, found)
         state: Any = self._state
         with state.lock:
             before = self._owners
             if before.get(pointer) is not owner or len(before) > 1:
                 self._owners = {pointer: owner}
             try:
-                if new is not None:  # its launch holds until the next of its kind
-                    prepared = state.recounted_pairs(
-                        new.timed, kept.peers, new.counts, new.texts, new.places
-                    )
+                if prepared is None:  # its launch holds until the next of its kind
+                    prepared = state.recounted_pairs(found)
                 state.run_pairs(prepared, pointer, first, second)
             except BaseException:
                 self._keep(before)
@@ -360,7 +331,7 @@ def _peers_of(calls: list[Call]) -> Peers:
     return tuple((c.peer, c.send is not None, c.recv is not None) for c in calls)
 
 
-def _places_of(calls: list[Call], first: int, second: int) -> _Places:
+def _places_of(calls: list[Call], first: int, second: int) -> Places:
     """Where messages lie in ``sendbuf`` and ``recvbuf``, which begin there."""
     return tuple(
         (
@@ -369,6 +340,24 @@ def _places_of(calls: list[Call], first: int, second: int) -> _Places:
         )
         for call in calls
     )
+
+
+def _whole_calls(new: NewCounts, addresses: tuple[tuple[int, int], ...]) -> PairCalls:
+    """Messages of new counts as calls of their own, on buffers that begin there."""
+    made = []
+    for call, count, text, at in zip(
+        new.calls.calls, new.counts, new.texts, addresses, strict=True
+    ):
+        nbytes, kind = count * call.dtype.itemsize, call.dtype.numpy
+        own = call.on(
+            *(
+                None if buffer is None else device_view(start, nbytes, kind)
+                for buffer, start in zip((call.send, call.recv), at, strict=True)
+            )
+        )
+        own.count, own.nbytes, own.shown = count, nbytes, text
+        made.append(own)
+    return replace(new.calls, calls=tuple(made), key=())
 
 
 def bytes_of(shape: Any) -> int:

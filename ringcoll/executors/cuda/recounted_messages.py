@@ -46,8 +46,31 @@ if TYPE_CHECKING:
 Peers = tuple[tuple[int, bool, bool], ...]
 """Of each message its peer, and whether it is sent and received."""
 
+Places = tuple[tuple[int | None, int | None], ...]
+"""Of each message its bytes into INPUT and OUTPUT; None where it has none."""
+
 _TEMPLATES = 64
 """Parameters that a rank keeps for lengths that come once."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewCounts:
+    """Messages that differ from others in their counts and their timeout alone.
+
+    No two of them are of one half.
+    """
+
+    calls: PairCalls  # the others, with the timeout of these
+    peers: Peers
+    counts: tuple[int, ...]
+    texts: tuple[str, ...]  # what errors say of each; "": its count and dtype
+    places: Places
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each."""
+        calls = self.calls.calls
+        return [n * call.dtype.itemsize for n, call in zip(self.counts, calls, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +91,13 @@ class RecountedMessages:
         self._halves: dict[Peers, list[Half]] = {}
         self._templates: dict[tuple[object, ...], _Template] = {}
 
-    def launch(
-        self, calls: PairCalls, peers: Peers, counts: Sequence[int], texts: Sequence[str]
-    ) -> tuple[Launchable, list[Record]]:
-        """A launch that is good until the next one is asked for, and its records.
-
-        Args:
-            calls: messages that differ from these in their counts alone, no two of one half.
-            peers: of these messages.
-            counts: elements of each.
-            texts: what errors say of each; "": its count and dtype.
-
-        """
+    def launch(self, new: NewCounts) -> tuple[Launchable, list[Record]]:
+        """A launch that is good until the next one is asked for, and its records."""
         workspace, shared_state = self._executor.workspace, self._executor.shared_state
+        calls, peers, sizes = new.calls, new.peers, new.sizes
         halves = self._halves.get(peers)
         if halves is None:
             halves = self._halves[peers] = [*map(_half_of, range(len(peers)), peers)]
-        sizes = [n * call.dtype.itemsize for n, call in zip(counts, calls.calls, strict=True)]
         forms = [forms_of(*of, workspace) for of in zip(halves, sizes, strict=True)]
         most = calls.most or self._executor.machine.blocks
         most = max(most, min(len(halves), self._executor.machine.blocks))
@@ -101,8 +114,8 @@ class RecountedMessages:
             first += given
             if not half.copies:
                 record = next(shared_state.numbers)
-                text = f"count={counts[number]} dtype={call.dtype.name}"
-                records.append((shared_state, record, call.tagged(texts[number] or text)))
+                text = f"count={new.counts[number]} dtype={call.dtype.name}"
+                records.append((shared_state, record, call.tagged(new.texts[number] or text)))
                 words[at + 4] = signature_of(text) << 32 | record & 0xFFFFFFFF
             words[at + 5] = how_word(half, of, given, lengths)
             at += 7

@@ -26,7 +26,7 @@ from ringcoll.executors.cuda.message_launch import (
     addresses_of,
 )
 from ringcoll.executors.cuda.point_to_point import window_bytes
-from ringcoll.executors.cuda.recounted_messages import Peers, RecountedMessages
+from ringcoll.executors.cuda.recounted_messages import NewCounts, Places, RecountedMessages
 from ringcoll.executors.cuda.rendezvous import Bundle, End
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.drive import Pause, Task
@@ -195,9 +195,7 @@ class CudaPairs:
             engines.append(engine)
         return Member(self, tuple(paired), tuple(engines))
 
-    def prepared(
-        self, calls: PairCalls, places: Sequence[tuple[int | None, int | None]]
-    ) -> PreparedPairs:
+    def prepared(self, calls: PairCalls, places: Places) -> PreparedPairs:
         """The launch of the messages of one call, for all arrays of their shape.
 
         Args:
@@ -209,28 +207,15 @@ class CudaPairs:
         sizes = [call.nbytes for call in calls.calls]
         return self._prepared(calls, sizes, places, launchable, records)
 
-    def recounted(
-        self,
-        calls: PairCalls,
-        peers: Peers,
-        counts: Sequence[int],
-        texts: Sequence[str],
-        places: Sequence[tuple[int | None, int | None]],
-    ) -> PreparedPairs:
-        """The launch of messages that differ from prepared ones in their counts alone.
-
-        It holds until the next such launch. The arguments are those of
-        :meth:`RecountedMessages.launch` and of :meth:`prepared`.
-        """
-        launchable, records = self._recounted.launch(calls, peers, counts, texts)
-        sizes = [n * call.dtype.itemsize for n, call in zip(counts, calls.calls, strict=True)]
-        return self._prepared(calls, sizes, places, launchable, records)
+    def recounted(self, new: NewCounts) -> PreparedPairs:
+        """The launch of messages of new counts, which holds until the next such launch."""
+        return self._prepared(new.calls, new.sizes, new.places, *self._recounted.launch(new))
 
     def _prepared(
         self,
         calls: PairCalls,
         sizes: Sequence[int],
-        places: Sequence[tuple[int | None, int | None]],
+        places: Places,
         launchable: Launching,
         records: list[Record],
     ) -> PreparedPairs:
