@@ -62,24 +62,32 @@ def test_results(ranks, monkeypatch, dtype, most):
 
         monkeypatch.setattr(comm._state.cuda, "prepare", preparing)
 
-    def placed(comm: Any, size: int, shift: int, data: np.ndarray | None = None) -> tuple[Any, Any]:
-        """An array among guards, and all of it."""
-        whole = comm.xp.full(size + shift + GUARD, 99, dtype)
+    def placed(pool: Any, size: int, shift: int, data: np.ndarray | None = None) -> tuple[Any, Any]:
+        """An array among guards, and all of it, without an allocation.
+
+        One on a GPU whose memory another reaches waits for that GPU's kernels, and so for the rank
+        that allocates.
+        """
+        whole = pool[: size + shift + GUARD]
+        whole.set(np.full(whole.size, 99, dtype))
         array = whole[shift : shift + size]
         if data is not None:
-            array[:] = comm.xp.asarray(data)
+            array.set(data)
         return array, whole
 
     def run(comm: Any) -> None:
         rank = comm.rank
         with on(comm):
+            first, second = (comm.xp.empty(n * most + 1 + GUARD, dtype) for _ in range(2))
+            comm.barrier()
+            comm.synchronize()
             for number, (counts, (in_place, shift)) in enumerate(zip(vectors, kinds, strict=True)):
                 *places, total = accumulate(counts, initial=0)
                 own = slice(places[rank], places[rank] + counts[rank])
                 how: dict[str, Any] = {"timeout": 19 - number / 9} if number % 3 else {}
 
-                wide, guarded = placed(comm, total, shift)
-                narrow, _ = placed(comm, counts[rank], shift, given(rank, counts[rank]))
+                wide, guarded = placed(first, total, shift)
+                narrow, _ = placed(second, counts[rank], shift, given(rank, counts[rank]))
                 if in_place:
                     wide[own] = narrow
                 comm.all_gather_v(None if in_place else narrow, wide, counts, **how)
@@ -87,8 +95,8 @@ def test_results(ranks, monkeypatch, dtype, most):
                 assert (wide.get() == wanted).all(), (number, counts)
                 assert (guarded[shift + total :].get() == 99).all()
 
-                wide, _ = placed(comm, total, shift, given(rank, total))
-                narrow, guarded = placed(comm, counts[rank], shift)
+                wide, _ = placed(first, total, shift, given(rank, total))
+                narrow, guarded = placed(second, counts[rank], shift)
                 comm.reduce_scatter_v(wide, None if in_place else narrow, counts, **how)
                 found = wide[own] if in_place else narrow
                 summed = np.sum([given(at, total)[own].astype(int) for at in range(n)], axis=0)

@@ -50,7 +50,7 @@ class CudaEngine(MessageEngine):
         self._libraries = Libraries(self._ordinal)
         self._checked = self.calls.checked
         self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
-        # Across nodes messages are prepared for each address.
+        # Across nodes calls are prepared for each address.
         self._recounts = isinstance(state, CudaState)
 
     def collective(

@@ -32,12 +32,17 @@ class MessageState(RankState):
         ``most``: CUDA blocks; ``engine``: the option.
         """
         most = None if most is None else min(most, self.cuda.machine.blocks)
-        thresholds = {"copy": ASKED_MESSAGE_BYTES.value, None: MESSAGE_COPY_BYTES.value}
-        can = self.cuda.copy_scratch is not None and self.fabric.nranks == COPIED_RANKS
-        least = thresholds.get(engine, ANY_BYTES) if can else ANY_BYTES
+        least = self.least_copied(engine)
         copied = least if any(call.nbytes >= least for call in calls) else 0
         key = shapes_of(calls)
         return PairCalls(self.sending, calls, stream, timeout, owned, most, copied, key=key)
+
+    def least_copied(self, engine: str | None) -> int:
+        """Bytes from which copy engines may send a message, by the option ``engine``."""
+        if self.cuda.copy_scratch is None or self.fabric.nranks != COPIED_RANKS:
+            return ANY_BYTES
+        thresholds = {"copy": ASKED_MESSAGE_BYTES.value, None: MESSAGE_COPY_BYTES.value}
+        return thresholds.get(engine, ANY_BYTES)
 
     def prepared_pairs(self, calls: PairCalls, places: Places) -> PreparedPairs:
         """The launch of the messages of one call, for all arrays of their shape.

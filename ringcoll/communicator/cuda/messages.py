@@ -26,6 +26,7 @@ from ringcoll.executors.contract import GroupCall, LaunchRequest
 from ringcoll.executors.cuda.recounted_messages import NewCounts, Peers, Places
 from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.options import checked_async_op, take_seconds
+from ringcoll.tuner.measured import ANY_BYTES
 from ringcoll.views import device_view, start_of
 
 _COUNTS = 512
@@ -130,12 +131,8 @@ class MessageEngine(Engine):
         like = self._alike.get(key)
         if like is None:
             return None
-        counts = tuple(
-            (sends if sent else receives)[0]
-            for _, sent, received in like.peers
-            if not (sent and received and sends[0] != receives[0])
-        )
-        if len(counts) < len(like.peers) or not all(counts) or like.has_come(counts, seconds):
+        counts = tuple((sends if sent else receives)[0] for _, sent, _ in like.peers)
+        if not all(counts) or like.has_come(counts, seconds):
             return None
         return like.recounted(counts, seconds, ("",) * len(counts), like.places)
 
@@ -255,9 +252,11 @@ class MessageEngine(Engine):
         with state.lock:
             evict(self._messages, CACHED_CALLS)
             self._messages[key] = found
-            if len({*own}) == len(own):  # a launch has one message for each half
+            alike = _without_counts(shape, peers)[0]
+            # A larger message would be for copy engines.
+            if alike not in self._alike and state.least_copied(config.engine) == ANY_BYTES:
                 evict(self._alike, CACHED_CALLS)
-                self._alike.setdefault(_without_counts(shape, peers)[0], found)
+                self._alike[alike] = found
         return found
 
     def _prepared_messages(self, key: object, found: _Messages) -> PreparedPairs:

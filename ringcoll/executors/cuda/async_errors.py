@@ -71,12 +71,16 @@ class AsyncErrors:
         self._found: Error | None = None  # by the watchdog
         self._searched = False  # whether the cause of a relayed failure was waited for
         self.last: AnyCudaCall | None = None
-        self.pair_timeout = 0.0
+        self._pair_timeouts: dict[int, float] = {}  # by slot of a message's record
 
     def prepared(self, call: AnyCudaCall) -> None:
         """Remember a call that may be launched."""
         self._prepared[call.slot] = call
         self._partial = self._partial or not call.total
+
+    def launched_message(self, number: int, timeout: float) -> None:
+        """Remember the timeout of a message by the number of its record."""
+        self._pair_timeouts[number % RECORDS] = timeout
 
     def check(self) -> None:
         """Raise the error that a kernel has reported."""
@@ -230,7 +234,8 @@ class AsyncErrors:
             report = with_peers(
                 report, partial(awaited_ranks, failed.choice, failed.call, self._rank)
             )
-        timeout = self.pair_timeout if report.of_pair else timeout
+        if report.of_pair:
+            timeout = self._pair_timeouts.get(report.own % RECORDS, timeout)
         return error_of(report, self._rank, text, timeout, self._shared_state.recorded)
 
     def close(self) -> None:

@@ -105,9 +105,13 @@ def writers_of(
     """
     program, layout, dtype, op = choice.program, choice.layout, call.dtype, call.op
     if choice.direct is not None:
-        return dual_writers(*_variants(choice), dtype, op, workspace, at)
-    scales = op is not None and op.scales
-    return (Writer(program, layout, dtype, workspace, (at,), scales=scales),)
+        found = dual_writers(*_variants(choice), dtype, op, workspace, at)
+    else:
+        scales = op is not None and op.scales
+        found = (Writer(program, layout, dtype, workspace, (at,), scales=scales),)
+    for writer in found:
+        writer.rank(at)  # threads that share it find all that is written once
+    return found
 
 
 def body_like(body: Body, writers: Sequence[Writer], choice: Choice, at: Addresses) -> Body:

@@ -140,6 +140,10 @@ class Form:
         return Kind(slices, self.window, self.large, self.direct, self.scratch)
 
 
+_COPY = Form(1, 1, 1)
+"""A copy within a rank: whole, whatever its length, by the blocks that its half has."""
+
+
 def form_of(
     nbytes: int, workspace: Workspace, *, direct: bool = False, scratch: bool = False
 ) -> Form:
@@ -272,8 +276,10 @@ def half_head(half: Half, first: int, blocks: int) -> int:
 
 def forms_of(half: Half, nbytes: int, workspace: Workspace, *, scratch: bool = False) -> list[Form]:
     """How a message is carried out, staged; behind it if the sender has mapped the buffer."""
+    if half.copies:
+        return [_COPY]
     staged = form_of(nbytes, workspace, scratch=scratch)
-    if staged.large and not (scratch or half.copies or half.stages):
+    if staged.large and not (scratch or half.stages):
         return [staged, form_of(nbytes, workspace, direct=True)]
     return [staged]
 

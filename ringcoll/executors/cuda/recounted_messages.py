@@ -135,8 +135,9 @@ class RecountedMessages:
     ) -> _Template:
         """The parameter for messages of these kinds."""
         key = peers, tuple(form.kind for of in forms for form in of)
-        found = self._templates.get(key)
+        found = self._templates.pop(key, None)
         if found is not None:
+            self._templates[key] = found  # the newest
             return found
         whole = [
             replace(half, messages=(replace(half.messages[0], nbytes=nbytes),))

@@ -239,6 +239,7 @@ class CudaPairs:
         executor, given, starts = self.executor, [0] * prepared.addresses, (send, recv)
         executor.async_errors.check()
         for shared_state, number, text in prepared.records:
+            executor.async_errors.launched_message(number, prepared.timeout)
             if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
         for place, side, offset in prepared.given:
@@ -247,7 +248,6 @@ class CudaPairs:
             self.update_mappings()
             for place, offset, call in prepared.received:
                 given[place] = self.mapped_address(call, recv + offset)
-        executor.async_errors.pair_timeout = prepared.timeout
         executor.enqueue(prepared.launchable, stream, tuple(given))
 
     def update_mappings(self) -> None:
@@ -313,6 +313,9 @@ class CudaPairs:
             found = self._launches.launch(members, timeout)
         self._kept[key] = found
         for shared_state, number, text in found[1]:
+            for executor in (member.pairs.executor for member in members):
+                if executor.shared_state is shared_state:
+                    executor.async_errors.launched_message(number, timeout)
             if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
         return found
@@ -355,10 +358,10 @@ def _task(members: Sequence[Member]) -> Task:
         raise bundle.error
 
 
-def _launchable(members: Sequence[Member]) -> tuple[Launching, float]:
-    """The launch of members and its timeout in seconds."""
+def _launchable(members: Sequence[Member]) -> Launching:
+    """The launch of members, by the shortest of their timeouts."""
     timeout = min(paired.timeout for member in members for paired in member.paired)
-    return members[0].pairs.launchable(members, timeout)[0], timeout
+    return members[0].pairs.launchable(members, timeout)[0]
 
 
 def _launch(members: Sequence[Member]) -> None:
@@ -366,7 +369,7 @@ def _launch(members: Sequence[Member]) -> None:
     members = sorted(members, key=lambda member: member.rank)
     for member in members:
         member.pairs.executor.async_errors.check()
-    launchable, timeout = _launchable(members)
+    launchable = _launchable(members)
     ordinal = members[0].pairs.executor.device.ordinal
     streams = dict.fromkeys(paired.stream for member in members for paired in member.paired)
     *others, stream = streams
@@ -374,7 +377,6 @@ def _launch(members: Sequence[Member]) -> None:
         order(ordinal, other, stream)
     for member in members:
         member.pairs.executor.stream_order.switch_to(stream)
-        member.pairs.executor.async_errors.pair_timeout = timeout
     addresses = [member.addresses() for member in members]
     longest = max(map(len, addresses))
     filled = (each + [0] * (longest - len(each)) for each in addresses)
