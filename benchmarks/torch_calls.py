@@ -8,9 +8,10 @@
 On GPUs the host returns when a call is enqueued; on the CPU the time is that of the call. Beside
 both backends stand a Python group that does nothing, ``idle``, which is the least that torch costs
 any, and ``communicator``, the methods of a ringcoll communicator on the same tensor; on GPUs, where
-``python -m ringcoll.torch.bridge`` has compiled it, also a group with the bridge. All take turns in
-blocks, in the same processes; the figure is the median of the blocks' means. It prints one JSON
-line, and writes the figures to ``--out`` as torch_calls.json.
+``python -m ringcoll.torch.bridge`` has compiled it, also a group with the bridge. On GPUs there are
+also an all_to_all_single whose splits, and a batch of a send and a receive whose sizes, no call had
+before. All take turns in blocks, in the same processes; the figure is the median of the blocks'
+means. It prints one JSON line, and writes the figures to ``--out`` as torch_calls.json.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -67,6 +69,13 @@ def ranks_figures(
         for name, group in groups.items()
         for kind, call in _KINDS.items()
     }
+    if device == "cuda":
+        buffers = torch.zeros(1 << 20, device=where), torch.empty(1 << 20, device=where)
+        for name, group in groups.items():
+            if name != "idle":
+                for kind, call in _NEW_KINDS.items():
+                    new = partial(call, *buffers, count(_LEAST), group)
+                    calls[f"{name} {kind}"] = new
     calls["communicator all_reduce"] = lambda: comm.all_reduce(x)
     calls["communicator all_reduce async and wait"] = lambda: comm.all_reduce(
         x, async_op=True
@@ -99,6 +108,27 @@ def _asynchronous(x: Any, group: Any) -> None:
 
 
 _KINDS = {"all_reduce": _blocking, "all_reduce async and wait": _asynchronous}
+
+
+def _exchange(sent: Any, received: Any, counts: Iterator[int], group: Any) -> None:
+    ranks, rows = dist.get_world_size(group), next(counts)
+    splits, total = [rows] * ranks, rows * ranks
+    dist.all_to_all_single(received[:total], sent[:total], splits, splits, group=group)
+
+
+def _pass_on(sent: Any, received: Any, counts: Iterator[int], group: Any) -> None:
+    ranks, rank, rows = dist.get_world_size(group), dist.get_rank(group), next(counts)
+    after, before = (rank + 1) % ranks, (rank - 1) % ranks
+    posts = [
+        dist.P2POp(dist.isend, sent[:rows], after, group),
+        dist.P2POp(dist.irecv, received[:rows], before, group),
+    ]
+    for work in dist.batch_isend_irecv(posts):
+        work.wait()
+
+
+_LEAST = 1000
+_NEW_KINDS = {"all_to_all_single, new splits": _exchange, "send and receive, new sizes": _pass_on}
 
 
 def _settle(where: Any) -> None:
