@@ -73,8 +73,8 @@ def ranks_figures(
         buffers = torch.zeros(1 << 20, device=where), torch.empty(1 << 20, device=where)
         for name, group in groups.items():
             if name != "idle":
-                for kind, call in _NEW_KINDS.items():
-                    new = partial(call, *buffers, count(_LEAST), group)
+                for kind, exchange in _NEW_KINDS.items():
+                    new = partial(exchange, *buffers, count(_LEAST), group)
                     calls[f"{name} {kind}"] = new
     calls["communicator all_reduce"] = lambda: comm.all_reduce(x)
     calls["communicator all_reduce async and wait"] = lambda: comm.all_reduce(
