@@ -324,3 +324,20 @@ def test_ranks_with_different_new_counts_are_told_both():
         ringcoll.spawn(message, 2, timeout=20)
     with pytest.raises(ringcoll.MismatchError, match=r"counts=(6,6|7,7)[\s\S]*counts=(6,6|7,7)"):
         ringcoll.spawn(gathered, 2, timeout=20)
+
+
+def test_factors_and_counts_that_are_new_at_once():
+    """Rows that a call has left hold a factor; the next call has another."""
+
+    def work(comm):
+        for step in range(12):
+            counts, factor = [2 + step, 5], 1.0 + step + comm.rank
+            send = np.arange(sum(counts), dtype="f8") + comm.rank
+            recv = np.zeros(counts[comm.rank])
+            op = ringcoll.premul_sum(factor)
+            comm.reduce_scatter_v(send, recv, counts, op)
+            own = slice(0, counts[0]) if comm.rank == 0 else slice(counts[0], None)
+            each = [(1.0 + step + r) * (np.arange(sum(counts)) + r) for r in range(2)]
+            assert recv.tolist() == (each[0] + each[1])[own].tolist()
+
+    ringcoll.spawn(work, 2, device="cpu", timeout=20)

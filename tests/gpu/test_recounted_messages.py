@@ -368,3 +368,19 @@ def test_recounted_messages_occupy_no_more_blocks_than_allowed(comms, new, monke
 
     assert in_threads(comms, work) == []
     assert blocks == [3] * 2 * n
+
+
+def test_messages_without_elements_behind_others(comms, new):
+    n = len(comms)
+
+    def work(comm) -> None:
+        kept, after, before = list[FakeBuffer](), (comm.rank + 1) % n, (comm.rank - 1) % n
+        for count in (4, 0, 5, 0, 0, 6):
+            sent, got = FakeBuffer(comm, np.full(count, comm.rank)), FakeBuffer(comm, count)
+            kept += sent, got
+            comm.sendrecv(sent.array, after, got.array, before)
+            comm.synchronize()
+            got.check(np.full(count, before))
+
+    assert in_threads(comms, work) == []
+    assert sorted({*new}) == [(5, 5), (6, 6)]
