@@ -43,9 +43,7 @@ from ringcoll.transports.scratch import allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.kept_gpu import with_count
-from ringcoll.tuner.measured import (
-    PROTOCOL_SIZES,
-)
+from ringcoll.tuner.measured import PROTOCOL_SIZES
 from ringcoll.tuner.simple import is_large, least_large
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of

@@ -367,7 +367,7 @@ def messages_wait_for_somebody_who_waits(rank, n):
         sent = []
 
         def end(verb):
-            return lambda array, peer, stream: sent.append((verb, peer, stream, array.count))
+            return lambda array, peer, stream: sent.append((verb, peer, stream.name, array.count))
 
         with (
             mock.patch.object(device.comm, "send", end("send")),
