@@ -258,6 +258,14 @@ class RelayedBootstrap:
             self._failure = Failure.decode(payload)
             raise self._failure.error()
 
+    def _refuse_received(self, link: socket.socket) -> None:
+        """Raise what the relay has reported, without waiting for more."""
+        link.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            self._received += link.recv(1 << 16)
+        while (frame := self._complete()) is not None:
+            self._refuse(*frame)
+
     def _frame(self, link: socket.socket, deadline: float) -> tuple[Kind, bytes]:
         """The next frame; one that has come in part by the deadline is kept."""
         while (frame := self._complete()) is None:
@@ -297,6 +305,7 @@ class RelayedBootstrap:
         absent = "the others"
         try:
             deadline = time.monotonic() + _ANSWER
+            self._refuse_received(link)  # sending to a relay that has ended drops what it has said
             link.settimeout(_ANSWER)
             _send(link, Kind.ABSENT, b"")
             ranks = [int(rank) for rank in json.loads(self._await(link, Kind.ABSENT, deadline))]

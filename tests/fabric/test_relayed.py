@@ -258,3 +258,13 @@ def test_a_descriptor_that_init_lacks_later_is_posted():
         with pytest.raises(ringcoll.OutOfMemory, match="rank 1 lacks"), ending(bootstrap):
             raise OSError(errno.EMFILE, "Too many open files")
         assert b"rank 1 aborted: OSError" in relay.recv(1 << 16)
+
+
+def test_a_rank_that_is_late_reads_what_the_relay_has_said_before_it_asks(rank):
+    """The relay has ended: to send to it is an error, and over TCP drops what has come."""
+    bootstrap, relay = rank
+    relay.sendall(LOST)
+    relay.close()
+    late = bootstrap._link
+    with pytest.raises(ringcoll.RankLostError, match="rank 0 ended"):
+        raise bootstrap._late(late)
