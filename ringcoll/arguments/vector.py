@@ -181,16 +181,33 @@ def prepare_all_to_all_v(
     same_dtype(site.name, rank, send, recv)
     if np.may_share_memory(send, recv):
         raise site.refusal("recvbuf overlaps sendbuf; pass two buffers that share no memory")
-    sends, sent = site.segments("sendbuf", send.size, "sendcounts", sendcounts, "sdispls", sdispls)
-    receives, received = site.segments(
-        "recvbuf", recv.size, "recvcounts", recvcounts, "rdispls", rdispls
+    segments = all_to_all_segments(
+        site, send.size, sendcounts, recv.size, recvcounts, sdispls, rdispls
     )
-    if sends[rank] != receives[rank]:
+    return VCall(site.name, rank, send, recv, ROWS[send.dtype], *segments)
+
+
+def all_to_all_segments(
+    site: Site,
+    sent: int,
+    sendcounts: object,
+    received: int,
+    recvcounts: object,
+    sdispls: object = None,
+    rdispls: object = None,
+) -> tuple[Counts, Counts, Counts, Counts]:
+    """Counts and displacements of ``all_to_all_v``, of buffers with so many elements."""
+    sends, first = site.segments("sendbuf", sent, "sendcounts", sendcounts, "sdispls", sdispls)
+    receives, places = site.segments(
+        "recvbuf", received, "recvcounts", recvcounts, "rdispls", rdispls
+    )
+    own = site.rank
+    if sends[own] != receives[own]:
         raise site.refusal(
-            f"sendcounts[{rank}]={sends[rank]} and recvcounts[{rank}]={receives[rank]} are both "
+            f"sendcounts[{own}]={sends[own]} and recvcounts[{own}]={receives[own]} are both "
             f"what this rank sends to itself; pass equal ones"
         )
-    return VCall(site.name, rank, send, recv, ROWS[send.dtype], sends, sent, receives, received)
+    return sends, first, receives, places
 
 
 def _text(numbers: Counts) -> str:

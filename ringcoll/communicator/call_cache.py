@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call, prepare
+from ringcoll.bounded import evict
 from ringcoll.config import Config
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given
@@ -34,12 +35,6 @@ _STEADY = 64
 _ALIKE = 4
 """Calls that differ in their count alone by which others are prepared: GPU ranks need one for each
 kernel."""
-
-
-def evict(cache: dict[Any, Any], most: int) -> None:
-    """Make room for one more entry: drop the oldest beyond the bound."""
-    while len(cache) >= most:
-        cache.pop(next(iter(cache), None), None)
 
 
 class Part(NamedTuple):

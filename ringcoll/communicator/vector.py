@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.arguments.vector import VCall
+from ringcoll.dtypes import DType
 from ringcoll.errors import ArgumentError
 
 Array = npt.NDArray[Any]
@@ -61,7 +62,7 @@ def _own(call: VCall) -> list[Call]:
         return []
     count, send = _piece(call, call.rank, sends=True)
     _, recv = _piece(call, call.rank, sends=False)
-    own = f"{call.collective}: count={count} dtype={call.dtype.name}"
+    own = shown_of(call.collective, "count", count, call.dtype)
     nbytes = send.nbytes
     return [
         Call(
@@ -97,8 +98,13 @@ def _half(call: VCall, peer: int, *, sends: bool) -> Call:
         call.dtype,
         nbytes=piece.nbytes,
         peer=peer,
-        shown=f"{call.collective}: {argument}={count} dtype={call.dtype.name}",
+        shown=shown_of(call.collective, argument, count, call.dtype),
     )
+
+
+def shown_of(collective: str, argument: str, count: int, dtype: DType) -> str:
+    """What errors say of a message that is a part of a call; ``argument`` holds its count."""
+    return f"{collective}: {argument}={count} dtype={dtype.name}"
 
 
 def _piece(call: VCall, peer: int, *, sends: bool) -> tuple[int, Array]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ringcoll.algorithms import build
 from ringcoll.arguments.calls import Call
+from ringcoll.bounded import Seen
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import DTYPES, DType
 from ringcoll.encode import Program, encode
@@ -41,7 +42,6 @@ from ringcoll.executors.rows import (
     lane_templates,
     senders,
 )
-from ringcoll.executors.seen import Seen
 from ringcoll.executors.shared_state import (
     HELLO_WORDS,
     MESSAGES,

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ringcoll.communicator.call_cache import CACHED_CALLS, evict
+from ringcoll.bounded import evict
+from ringcoll.communicator.call_cache import CACHED_CALLS
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.cuda.raw import RawArray, from_pointer

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.bounded import Seen
 from ringcoll.communicator.call_cache import CACHED_CALLS
 from ringcoll.communicator.cpu.engine import CpuEngine
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cpu.binder import Binder
-from ringcoll.executors.seen import Seen
 from tests.communicator.test_call_path import fewest
 
 SIZES = (0, 1, 2, 3, 7, 64, 129, 1000, 3001, 9000)

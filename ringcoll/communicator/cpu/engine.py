@@ -17,11 +17,11 @@ import numpy as np
 from ringcoll.arguments.calls import Call
 from ringcoll.arguments.host_arrays import HostArrays
 from ringcoll.arguments.vector import VCall
+from ringcoll.bounded import Seen, evict
 from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
     can_change,
     comparable,
-    evict,
     overlap,
     prepare_collective,
 )
@@ -37,7 +37,6 @@ from ringcoll.config import Config
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu.cpu_call import CpuCall
-from ringcoll.executors.seen import Seen
 from ringcoll.options import take_seconds
 from ringcoll.views import Extent, address_of
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from ringcoll.arguments.calls import Call
+from ringcoll.bounded import evict
 from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
     CallCache,
     CheckedCall,
-    evict,
     viewed,
 )
 from ringcoll.communicator.failures import explained

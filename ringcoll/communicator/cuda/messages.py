@@ -13,24 +13,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringcoll.arguments.calls import Call
-from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.call_cache import CACHED_CALLS, can_change, comparable, evict
+from ringcoll.arguments.counts import Site
+from ringcoll.arguments.vector import VCall, all_to_all_segments
+from ringcoll.bounded import Seen, evict
+from ringcoll.communicator.call_cache import CACHED_CALLS, can_change, comparable
 from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.cuda.device_work import DeviceWork
 from ringcoll.communicator.engine import Engine, check_tag
 from ringcoll.communicator.group import of_thread, open_groups
+from ringcoll.communicator.vector import shown_of
 from ringcoll.communicator.work import Work
 from ringcoll.cuda.readers import Libraries
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import GroupCall, LaunchRequest
+from ringcoll.executors.cuda.recounted import COUNTS
 from ringcoll.executors.cuda.recounted_messages import NewCounts, Peers, Places
 from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
 from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.tuner.measured import ANY_BYTES
 from ringcoll.views import device_view, start_of
 
-_COUNTS = 512
-"""Counts that are known to have come, of messages that are alike."""
+_ALL_TO_ALL = "all_to_all_v"
+
+_EVERY: Peers = ()
+"""Stands for the peers of an all_to_all_v: all ranks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,16 +49,8 @@ class _Messages:
     peers: Peers
     timeout: float  # of messages that are alike and have none of their own
     prepared: PreparedPairs | None = None  # the launch of these alone
-    _come: dict[tuple[float, ...], None] = field(default_factory=dict)
-
-    def has_come(self, counts: tuple[int, ...], seconds: float | None) -> bool:
-        """Whether messages of these counts and this timeout come again; it is remembered."""
-        key = counts if seconds is None else (seconds, *counts)
-        if key in self._come:
-            return True
-        evict(self._come, _COUNTS)
-        self._come[key] = None
-        return False
+    seen: Seen = field(default_factory=lambda: Seen(COUNTS, often=1))
+    """Counts of messages that are alike, and a timeout of their own."""
 
     def recounted(
         self,
@@ -118,10 +116,13 @@ class MessageEngine(Engine):
         if shape is None:
             return super().exchange(name, check, sendbuf, recvbuf, arguments, how)
         found: _Messages | NewCounts | None = shape[1]
+        if found is None and name == _ALL_TO_ALL:
+            found = self._recounted_all_to_all(shape, arguments)
         if found is None:
             calls = self._check_exchange(name, check, sendbuf, recvbuf, arguments)
-            found = self._recounted_exchange(calls, shape)
-            found = found or self._kept_messages(name, calls, shape, _peers_of(calls))
+            peers = _EVERY if name == _ALL_TO_ALL else _peers_of(calls)
+            found = None if peers is _EVERY else self._recounted_exchange(calls, shape)
+            found = found or self._kept_messages(name, calls, shape, peers)
         return self._launch_messages(found, shape, name, sendbuf, recvbuf)
 
     def _recounted_message(self, shape: _MessageShape) -> NewCounts | None:
@@ -132,7 +133,7 @@ class MessageEngine(Engine):
         if like is None:
             return None
         counts = tuple((sends if sent else receives)[0] for _, sent, _ in like.peers)
-        if not all(counts) or like.has_come(counts, seconds):
+        if not all(counts) or like.seen.often((counts, seconds)):
             return None
         return like.recounted(counts, seconds, ("",) * len(counts), like.places)
 
@@ -141,10 +142,42 @@ class MessageEngine(Engine):
         _, _, _, _, first, second, _ = shape
         key, seconds = _without_counts(shape, _peers_of(calls))
         like, counts = self._alike.get(key), tuple(call.count for call in calls)
-        if like is None or like.has_come(counts, seconds):
+        if like is None or like.seen.often((counts, seconds)):
             return None
         texts = tuple(call.shown for call in calls)
         return like.recounted(counts, seconds, texts, _places_of(calls, first, second))
+
+    def _recounted_all_to_all(
+        self, shape: _MessageShape, arguments: tuple[Any, ...]
+    ) -> NewCounts | None:
+        """The messages of an all_to_all_v like another one; None: they are to be kept.
+
+        Nothing else than its counts is to be checked: a call with these arguments has been right.
+        """
+        key, seconds = _without_counts(shape, _EVERY)
+        like = self._alike.get(key)
+        if like is None:
+            return None
+        (_, _, sends, receives, _), rank = shape[0], self._rank
+        sendcounts, recvcounts, *displs = arguments
+        sent, first, received, second = all_to_all_segments(
+            Site(_ALL_TO_ALL, rank, self._nranks),
+            *(sends[0], sendcounts, receives[0], recvcounts, *displs),
+        )
+        if like.seen.often((sent, received, seconds)):
+            return None
+        dtype = like.calls.calls[0].dtype
+        size = dtype.itemsize
+        counts, texts, places = list[int](), list[str](), list[tuple[int | None, int | None]]()
+        for peer, sends, receives in like.peers:
+            count = (sent if sends else received)[peer]
+            argument = "count" if peer == rank else f"{'send' if sends else 'recv'}counts[{peer}]"
+            counts.append(count)
+            texts.append(shown_of(_ALL_TO_ALL, argument, count, dtype))
+            places.append(
+                (first[peer] * size if sends else None, second[peer] * size if receives else None)
+            )
+        return like.recounted(tuple(counts), seconds, tuple(texts), tuple(places))
 
     def _message_shape(
         self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]

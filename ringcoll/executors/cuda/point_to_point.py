@@ -97,7 +97,6 @@ def signature_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
 
 
-@cache
 def window_bytes(workspace: Workspace) -> int:
     """Bytes of the longest small message: its send ends before the receive begins."""
     return WINDOW * (workspace.zone_half // WINDOW // _PIECE * _PIECE)
@@ -118,9 +117,8 @@ class Kind(NamedTuple):
     scratch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How both ends carry out a message of a length."""
+class Form(NamedTuple):
+    """How both ends carry out a message of a length. A tuple, since each message needs some."""
 
     slices: int
     window: int
@@ -144,18 +142,11 @@ _COPY = Form(1, 1, 1)
 """A copy within a rank: whole, whatever its length, by the blocks that its half has."""
 
 
-def form_of(
-    nbytes: int, workspace: Workspace, *, direct: bool = False, scratch: bool = False
-) -> Form:
-    """How both ends carry out a message of a length.
-
-    ``direct``: if the sender has mapped the buffer; ``scratch``: in the large SCRATCH, if not so.
-    """
-    most = workspace.pair_replicas
-    large = nbytes > window_bytes(workspace)
-    if direct:
-        slices = window = 1
-    elif scratch:
+def form_of(nbytes: int, workspace: Workspace, *, scratch: bool = False) -> Form:
+    """How both ends carry out a staged message of a length; ``scratch``: in the large SCRATCH."""
+    most, half = workspace.pair_replicas, window_bytes(workspace) // WINDOW
+    large = nbytes > WINDOW * half
+    if scratch:
         window, most = SCRATCH_WINDOW, min(most, BESIDE_BLOCKS.value)
         slot = scratch_share(workspace.nranks) // window // _PIECE * _PIECE
         slices = -(-nbytes // slot)
@@ -163,23 +154,25 @@ def form_of(
         window = LARGE_WINDOW
         slices = -(-nbytes // (workspace.staged_bytes // window // _PIECE * _PIECE))
     else:
-        window, half = WINDOW, window_bytes(workspace) // WINDOW
+        window = WINDOW
         slices = max(1, -(-nbytes // half), min(window, nbytes // SLICE_BYTES))
     piece = -(-nbytes // slices)
     replicas = min(most, max(1, -(-piece // BLOCK_BYTES)))
-    return Form(slices, window, replicas, large, direct, scratch and not direct)
+    return Form(slices, window, replicas, large, scratch=scratch)
+
+
+def direct_replicas(nbytes: int, workspace: Workspace) -> int:
+    """Shares of a message that its sender writes directly, as one slice."""
+    return min(workspace.pair_replicas, max(1, -(-nbytes // BLOCK_BYTES)))
 
 
 def shared_out(halves: Sequence[Half], workspace: Workspace, most: int, where: str) -> list[int]:
     """CUDA blocks of each half, ``most`` together: one for each replica if there are enough."""
     wanted = [
         max(
-            form_of(
-                each.nbytes,
-                workspace,
-                direct=not (each.scratch or half.stages),
-                scratch=each.scratch,
-            ).replicas
+            form_of(each.nbytes, workspace, scratch=each.scratch).replicas
+            if each.scratch or half.stages
+            else direct_replicas(each.nbytes, workspace)
             for each in half.messages
         )
         for half in halves
@@ -280,7 +273,7 @@ def forms_of(half: Half, nbytes: int, workspace: Workspace, *, scratch: bool = F
         return [_COPY]
     staged = form_of(nbytes, workspace, scratch=scratch)
     if staged.large and not (scratch or half.stages):
-        return [staged, form_of(nbytes, workspace, direct=True)]
+        return [staged, Form(1, 1, direct_replicas(nbytes, workspace), large=True, direct=True)]
     return [staged]
 
 

@@ -235,7 +235,7 @@ class CudaPreparer:
         alike, come = recounter.alike, count if counted is None else counted.counts
         if count not in alike.longest or not (counted is None or alike.holds(counted)):
             return None
-        if self.recorder is not None or recounter.has_come(come):
+        if self.recorder is not None or recounter.seen.often(come):
             return None
         choice, call = before.choice, before.call
         placed = recounter.recounts.placed(count, counted)

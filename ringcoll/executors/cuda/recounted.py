@@ -6,11 +6,12 @@ costs more than its launch. Such a call takes the parameter of one that differs 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
+from ringcoll.bounded import Seen
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import TIMEOUT_WORD, nanoseconds
@@ -22,8 +23,8 @@ from ringcoll.tuner.kept_gpu import Alike, layout_for, with_count, with_counts
 if TYPE_CHECKING:  # whose field the recounter is
     from ringcoll.executors.cuda.cuda_call import CudaCall
 
-_COUNTS = 512
-"""Counts that are known to have come, for each kernel."""
+COUNTS = 512
+"""Counts that are known to have come, of calls that are alike."""
 
 
 class Recounter:
@@ -36,16 +37,8 @@ class Recounter:
         self.recounts, self.launchable = recounts, launchable
         self.text = CountedText(before.signature_text, before.call, before.choice.grid.blocks)
         self.total, self.timeout = before.total, before.timeout
-        self._come: dict[Hashable, None] = {}
-
-    def has_come(self, counts: Hashable) -> bool:
-        """Whether a count, or counts for each rank, come again; they are remembered."""
-        if counts in self._come:
-            return True
-        if len(self._come) >= _COUNTS:
-            self._come.pop(next(iter(self._come)), None)
-        self._come[counts] = None
-        return False
+        self.seen = Seen(COUNTS, often=1)
+        """The count, or the counts for each rank, of such calls."""
 
     def launch(self, call: RecountedCall, stream: int, addresses: Given) -> None:
         """Enqueue a call; the driver copies the parameter at once."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ringcoll.bounded import evict
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.message_launch import (
     GIVEN_EACH,
@@ -29,7 +30,7 @@ from ringcoll.executors.cuda.point_to_point import (
     Half,
     HalfWriter,
     Message,
-    form_of,
+    direct_replicas,
     forms_of,
     half_head,
     how_word,
@@ -101,7 +102,7 @@ class RecountedMessages:
         forms = [forms_of(*of, workspace) for of in zip(halves, sizes, strict=True)]
         most = calls.most or self._executor.machine.blocks
         most = max(most, min(len(halves), self._executor.machine.blocks))
-        wanted = [form_of(nbytes, workspace, direct=True).replicas for nbytes in sizes]
+        wanted = [direct_replicas(nbytes, workspace) for nbytes in sizes]
         blocks = share_out(wanted, most, f"rank {self._executor.rank}")
         template = self._template(calls, peers, halves, sizes, forms)
         words, records, first = template.launchable.parameter.words, list[Record](), 0
@@ -156,8 +157,7 @@ class RecountedMessages:
             writers,
             tuple(tuple(writer.length for writer in of) for of in writers),
         )
-        if len(self._templates) >= _TEMPLATES:
-            self._templates.pop(next(iter(self._templates)))
+        evict(self._templates, _TEMPLATES)
         self._templates[key] = found
         return found
 
