@@ -7,17 +7,27 @@ for one of them, or makes another call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from ringcoll.communicator.call_cache import overlap
 from ringcoll.communicator.group import group
+from ringcoll.cuda.raw import RawArray
 from ringcoll.torch.device_work import DeviceWork, Engine
 from ringcoll.torch.failures import raise_from
 from ringcoll.torch.tensors import copy_back, dense, wrong_device
 
 __all__ = ["Batch"]
+
+
+Post = tuple[str, Any, Any, int, DeviceWork]
+"""A "send" or "recv", the caller's tensor, a dense one for it, the peer, and the work."""
+
+_BOTH_WAYS = 2
+"""Messages of a pipeline's step: one to each neighbour, or one each way."""
 
 
 class Batch:
@@ -27,7 +37,7 @@ class Batch:
         self._device, self._failed = device, failed
         self.launch: Callable[[], None] = self.flush
         """Launches what is posted, when a message is waited for: all batches of the group."""
-        self.posts: list[tuple[str, Any, Any, int, DeviceWork]] = []
+        self.posts: list[Post] = []
 
     def post(self, name: str, tensor: Any, peer: int) -> DeviceWork:
         """Post a "send" or a "recv"."""
@@ -58,13 +68,10 @@ class Batch:
         posts, self.posts = self.posts, []
         if not posts:
             return
-        device, comm = self._device, self._device.comm
+        device = self._device
         try:
             with torch.cuda.stream(device.async_stream.stream):
-                with group():
-                    for name, _, copy, peer, _ in posts:
-                        end = comm.send if name == "send" else comm.recv
-                        end(device.buffer(copy, name), peer, **device.stream_options())
+                self._enqueue(posts)
                 for name, tensor, copy, _, _ in posts:
                     if name == "recv":
                         copy_back(tensor, copy)
@@ -78,6 +85,28 @@ class Batch:
         for *_, work in posts:
             work.event = event
 
+    def _enqueue(self, posts: Sequence[Post]) -> None:
+        """Make the calls of posted messages; one alone, or one each way, needs no group."""
+        comm, options = self._device.comm, self._device.stream_options()
+        calls = [(name, self._device.buffer(copy, name), peer) for name, _, copy, peer, _ in posts]
+        if len(calls) == _BOTH_WAYS:
+            (name, first, to), (other, second, source) = calls
+            if name == "recv":
+                (name, first, to), (other, second, source) = reversed(calls)
+            apart = not overlap(_extent(first), _extent(second))
+            if (name, other) == ("send", "recv") and apart:
+                comm.sendrecv(first, to, second, source, **options)
+                return
+        with group() if calls[1:] else nullcontext():
+            for name, buffer, peer in calls:
+                end = comm.send if name == "send" else comm.recv
+                end(buffer, peer, **options)
+
     def forget(self) -> None:
         """Drop the messages that were never launched."""
         self.posts.clear()
+
+
+def _extent(buffer: RawArray) -> tuple[int, int]:
+    """Where it lies, and its bytes."""
+    return buffer.pointer, buffer.size * buffer.dtype.itemsize

@@ -123,11 +123,13 @@ class Device:
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> RawArray:
         """A dense tensor as an argument of the communicator's methods."""
-        row = ROWS.get(tensor.dtype)
+        row, pointer = ROWS.get(tensor.dtype), tensor.data_ptr()
+        if row is not None and not pointer % row.itemsize:
+            return RawArray(pointer, (tensor.numel(),), row, self.ordinal)
         if row is None and not reduces:
             tensor = tensor.view(torch.uint8)
         kind = tensor.dtype if row is None else row
-        return from_pointer(tensor.data_ptr(), tensor.numel(), kind, self.ordinal)
+        return from_pointer(pointer, tensor.numel(), kind, self.ordinal)
 
     def stream_options(self) -> dict[str, Any]:
         """The stream argument of the communicator's methods: torch's, which keeps its streams."""
