@@ -163,9 +163,9 @@ def test_an_all_to_all_v_of_the_same_counts_is_checked_once(comms, monkeypatch, 
 def test_kept_kernels_are_looked_up_by_one_thread_at_a_time(comms, monkeypatch):
     """A message is prepared while another thread may launch one."""
     seen = []
-    honest = CudaPairs.launchable
+    honest = CudaPairs.prepared
 
-    def noted(self, members, timeout):
+    def noted(self, calls, places):
         lock, free = comms[self.rank]._state.lock, []
 
         def other_thread() -> None:
@@ -177,9 +177,9 @@ def test_kept_kernels_are_looked_up_by_one_thread_at_a_time(comms, monkeypatch):
         thread.start()
         thread.join()
         seen.extend(free)
-        return honest(self, members, timeout)
+        return honest(self, calls, places)
 
-    monkeypatch.setattr(CudaPairs, "launchable", noted)
+    monkeypatch.setattr(CudaPairs, "prepared", noted)
 
     def work(comm) -> None:
         other = 1 - comm.rank

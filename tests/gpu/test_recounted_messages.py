@@ -108,7 +108,7 @@ def test_an_all_to_all_v_of_new_counts_arrives_whole(comms, new):
             got.check(np.concatenate(parts))
 
     assert in_threads(comms, work) == []
-    assert len(new) == 4 * n  # without the first, and those of groups
+    assert len(new) == 6 * n  # without the first, and the first of a group
 
 
 def test_gathers_to_each_root_are_recounted(comms, new):

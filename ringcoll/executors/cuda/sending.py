@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
+from ringcoll.bounded import Seen, evict
 from ringcoll.cuda.device import on
 from ringcoll.cuda.streams import waiting_ends_capture
 from ringcoll.executors.contract import GroupCall
@@ -26,6 +27,7 @@ from ringcoll.executors.cuda.message_launch import (
     addresses_of,
 )
 from ringcoll.executors.cuda.point_to_point import window_bytes
+from ringcoll.executors.cuda.recounted import COUNTS
 from ringcoll.executors.cuda.recounted_messages import NewCounts, Places, RecountedMessages
 from ringcoll.executors.cuda.rendezvous import Bundle, End
 from ringcoll.executors.cuda.shared_launch import order
@@ -170,6 +172,7 @@ class CudaPairs:
         self._launches = MessageLaunches(executor)
         self._recounted = RecountedMessages(executor, self._launches)
         self._kept: dict[tuple[object, ...], tuple[Launching, list[Record]]] = {}
+        self._alike: dict[object, Seen] = {}  # by what is no count of a group's messages
 
     @property
     def launches_alone(self) -> bool:
@@ -203,7 +206,8 @@ class CudaPairs:
             places: of each the bytes into INPUT and OUTPUT; None where it has none.
 
         """
-        launchable, records = self.launchable([self.member((calls,))], calls.timeout)
+        member, timeout = self.member((calls,)), calls.timeout
+        launchable, records = self._keep((timeout, member.key()), [member], timeout)
         sizes = [call.nbytes for call in calls.calls]
         return self._prepared(calls, sizes, places, launchable, records)
 
@@ -304,14 +308,10 @@ class CudaPairs:
     def launchable(
         self, members: Sequence[Member], timeout: float
     ) -> tuple[Launching, list[Record]]:
-        """The launch for some ranks of this device, and its records."""
+        """The launch for some ranks of this device, until the next one, and its records."""
         key = (timeout, *(member.key() for member in members))
-        found = self._kept.pop(key, None)
-        if found is None:
-            while len(self._kept) >= KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            found = self._launches.launch(members, timeout)
-        self._kept[key] = found
+        new = None if key in self._kept else self._new_counts(members, timeout)
+        found = self._recounted.launch(new) if new else self._keep(key, members, timeout)
         for shared_state, number, text in found[1]:
             for executor in (member.pairs.executor for member in members):
                 if executor.shared_state is shared_state:
@@ -319,6 +319,36 @@ class CudaPairs:
             if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
         return found
+
+    def _keep(
+        self, key: tuple[object, ...], members: Sequence[Member], timeout: float
+    ) -> tuple[Launching, list[Record]]:
+        """The launch for some ranks of this device, which is kept."""
+        found = self._kept.pop(key, None)
+        if found is None:
+            evict(self._kept, KEPT)
+            found = self._launches.launch(members, timeout)
+        self._kept[key] = found
+        return found
+
+    def _new_counts(self, members: Sequence[Member], timeout: float) -> NewCounts | None:
+        """Messages of a group that differ from others in their counts; None: others are kept."""
+        member, calls = members[0], members[0].calls
+        peers = tuple((c.peer, c.send is not None, c.recv is not None) for c in calls)
+        counts = tuple(call.count for call in calls)
+        alone = len(members) == 1 and self.launches_alone and not member.engines
+        if not alone or len({*peers}) < len(peers):  # two messages share a half
+            return None
+        key = member.most, peers, tuple((call.dtype.name, call.tag) for call in calls)
+        like = self._alike.get(key)
+        if like is None:
+            evict(self._alike, KEPT)
+            self._alike[key] = Seen(COUNTS, often=1)
+            return None
+        if like.often((timeout, counts)):
+            return None
+        paired = PairCalls(self, tuple(calls), 0, timeout, most=member.most)
+        return NewCounts(paired, peers, counts, tuple(call.shown for call in calls), ())
 
 
 def shapes_of(calls: Sequence[Call]) -> tuple[object, ...]:

@@ -1,0 +1,160 @@
+"""Groups of messages whose counts have not come before, with kernels that run on the CPU."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.errors import MismatchError
+from ringcoll.executors.cuda.recounted_messages import RecountedMessages
+from tests.gpu.ranks import close
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(params=[2, 4])
+def comms(request, monkeypatch):
+    gpus = fake(monkeypatch, request.param, sms=24)
+    made = ringcoll.init_all([*range(request.param)], device="cuda", timeout=20)
+    yield made
+    close(made, failed=True)
+    gpus.close()
+
+
+@pytest.fixture
+def new(monkeypatch):
+    """The counts of each launch of messages that was recounted."""
+    found = list[tuple[int, ...]]()
+    honest = RecountedMessages.launch
+
+    def launch(self, new):
+        found.append(new.counts)
+        return honest(self, new)
+
+    monkeypatch.setattr(RecountedMessages, "launch", launch)
+    return found
+
+
+def exchange(comm, counts: list[int], step: int, times: int = 1, **how) -> None:
+    """Messages to both neighbours and from both, as a pipeline makes them, ``times`` each."""
+    n, me, kept, checks = len(counts), comm.rank, list[FakeBuffer](), []
+    with ringcoll.group():
+        for turn in range(times):
+            for way in (1, -1):
+                to, source = (me + way) % n, (me - way) % n
+                data = np.full(counts[me] + turn, me + step)
+                sent = FakeBuffer(comm, data, offset=step % 3)
+                got = FakeBuffer(comm, counts[source] + turn, offset=step % 2)
+                kept += sent, got
+                comm.send(sent.array, to, **how)
+                comm.recv(got.array, source, **how)
+                checks.append((got, np.full(counts[source] + turn, source + step)))
+    comm.synchronize()
+    for got, wanted in checks:
+        got.check(wanted)
+
+
+def test_groups_of_new_counts_arrive_whole(comms, new):
+    """Of 2 ranks both neighbours are one, whose two messages a way are packed together."""
+    n, draw = len(comms), random.Random(3)
+    steps = [[draw.choice((0, 1, 130, 5000, 40_000)) + draw.randrange(9) for _ in range(n)]]
+    steps += [[draw.randrange(6000) for _ in range(n)] for _ in range(6)]
+
+    def work(comm) -> None:
+        for number, counts in enumerate(steps):
+            exchange(comm, counts, number)
+
+    assert in_threads(comms, work) == []
+    assert len(new) == (6 * n if n > 2 else 0)
+
+
+@pytest.mark.parametrize("comms", [3], indirect=True)
+def test_groups_are_kept_when_their_counts_come_again(comms, new):
+    n = len(comms)
+
+    def work(comm) -> None:
+        for step, count in enumerate((5, 6, 7, 6, 6, 5, 7, 8)):
+            exchange(comm, [count] * n, step)
+        assert len(comm._state.sending._kept) == 3
+
+    assert in_threads(comms, work) == []
+    assert sorted({*new}) == [(count,) * 4 for count in (6, 7, 8)]
+    assert len(new) == 3 * n
+
+
+def test_several_messages_of_a_pair_are_not_recounted(comms, new):
+    def work(comm) -> None:
+        for step in range(3):
+            exchange(comm, [9 + 2 * step] * len(comms), step, times=2)
+
+    assert in_threads(comms, work) == []
+    assert new == []
+
+
+def test_groups_of_other_limits_timeouts_and_tags(comms, new):
+    """Blocks and tags tell messages that are alike; a timeout is written for each."""
+    n = len(comms)
+    hows: list[dict[str, Any]] = [
+        {},
+        {"max_sms": 4},
+        {"timeout": 9},
+        {"tag": "a"},
+        {"timeout": 8},
+        {"max_sms": 4},
+    ]
+
+    def work(comm) -> None:
+        for step, how in enumerate(hows):
+            exchange(comm, [20 + step] * n, step, **how)
+
+    assert in_threads(comms, work) == []
+    counts = [23, 25] if n == 2 else [22, 24, 25]
+    assert n == 2 or sorted({*new}) == [(count,) * 4 for count in counts]
+
+
+def test_ends_of_other_counts_in_groups_are_told_apart(comms, new):
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for step in range(3):
+            count = 10 + step + (comm.rank == 1 and step == 2)
+            kept.append(FakeBuffer(comm, np.full(count, 1)))
+            with ringcoll.group():
+                if comm.rank == 0:
+                    comm.send(kept[-1].array, 1)
+                elif comm.rank == 1:
+                    comm.recv(kept[-1].array, 0)
+            comm.synchronize()
+
+    found = in_threads(comms, work)
+    assert any(
+        isinstance(error, MismatchError) and "count=12" in str(error) and "count=13" in str(error)
+        for error in found
+    ), found
+    assert sorted(new) == [(11,), (11,), (12,), (13,)]
+
+
+@pytest.mark.parametrize("seconds", [0.25, 0.5])
+def test_a_deadline_of_a_recounted_group_says_its_timeout(comms, new, seconds):
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for count in (4, 5, 6) if comm.rank == 0 else (4, 5):
+            kept.append(FakeBuffer(comm, np.full(count, 3)))
+            with ringcoll.group():
+                if comm.rank == 0:
+                    comm.recv(kept[-1].array, 1, timeout=seconds if count == 6 else 19)
+                elif comm.rank == 1:
+                    comm.send(kept[-1].array, 0)
+            comm.synchronize()
+
+    found = in_threads(comms, work)
+    assert any(f"waited {seconds:g} s" in str(error) for error in found), found
+    assert sorted(new) == [(5,), (5,), (6,)]
