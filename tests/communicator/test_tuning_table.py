@@ -14,19 +14,25 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.arguments.calls import prepare
+from ringcoll.arguments.vector import prepare_all_gather_v
 from ringcoll.communicator.explaining import call_of
 from ringcoll.communicator.setup import tables as places
 from ringcoll.communicator.setup import tuning
 from ringcoll.communicator.setup.start import communicator_on
+from ringcoll.communicator.vector import as_collective
 from ringcoll.config import Config, Settings
+from ringcoll.executors.cpu.binder import HostFits
 from ringcoll.fabric import Fabric, each, thread_fabrics
 from ringcoll.launch import ALL_MAPPED
-from ringcoll.tuner import Limits, measured
+from ringcoll.tuner import CpuRanks, Limits, choose, measured
 from ringcoll.tuner import table as tables
+from ringcoll.tuner.kept import KeptChoices
 from ringcoll.tuner.simple import may_copy
 from ringcoll.tuner.table import Table, parse
 
 NBYTES = 1 << 20
+GATHER = {"collective": "all_gather"}
 
 
 def timed(algorithm: str, seconds: float, slices: int = 1, **more: Any) -> dict[str, Any]:
@@ -236,6 +242,20 @@ def test_deterministic_calls_and_collectives_without_an_entry_do_without(given):
 
     alone = ringcoll.spawn(lambda comm: chosen(comm, deterministic=True), 2, device="cpu")
     assert ringcoll.spawn(work, 2, device="cpu", tuning=given) == [True] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_table_decides_calls_of_one_count_alone(first):
+    """A call with a count for each rank has the same collective, type and size, and no entry."""
+    table = parse(json.dumps(content(entries=[entry(1 << 13, timed("bruck", 1e-5)) | GATHER])))
+    machine, fits, limits = CpuRanks(2, table=table), HostFits(1 << 20), Limits()
+    kept, sent, whole = KeptChoices(machine, fits), np.zeros(500), np.zeros(1000)
+    even = prepare("all_gather", rank=0, nranks=2, sendbuf=sent, recvbuf=whole)
+    counted = prepare_all_gather_v(sent[:400], whole, [400, 600], rank=0, nranks=2)
+    calls = [even, as_collective(counted)]
+    for call in (calls[first], calls[1 - first]):
+        assert kept.choose(call, limits) == choose(call, machine, limits, fits)
+    assert [kept.choose(call, limits).algorithm == "bruck" for call in calls] == [True, False]
 
 
 def test_a_candidate_that_the_call_cannot_run_leaves_it_to_the_others(tmp_path):
