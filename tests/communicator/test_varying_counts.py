@@ -15,6 +15,7 @@ from ringcoll.communicator.call_cache import CACHED_CALLS
 from ringcoll.communicator.cpu.engine import CpuEngine
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cpu.binder import Binder
+from ringcoll.tuner.kept import KeptChoices
 from tests.communicator.test_call_path import fewest
 
 SIZES = (0, 1, 2, 3, 7, 64, 129, 1000, 3001, 9000)
@@ -341,3 +342,47 @@ def test_factors_and_counts_that_are_new_at_once():
             assert recv.tolist() == (each[0] + each[1])[own].tolist()
 
     ringcoll.spawn(work, 2, device="cpu", timeout=20)
+
+
+def test_new_counts_with_other_options_take_nothing_from_those_without():
+    """An option that the collective lacks is refused, and ranks that differ in one are told."""
+
+    def gather(comm, count, **options):
+        whole = np.zeros(2 * count + 1)
+        mine = np.full(count + comm.rank, comm.rank + 1.0)
+        comm.all_gather_v(mine, whole, [count, count + 1], **options)
+        assert whole.tolist() == [1.0] * count + [2.0] * (count + 1)
+
+    def work(comm):
+        for count in (3, 4):
+            gather(comm, count)
+        with pytest.raises(ringcoll.ArgumentError, match="algorithm='tree' is not one of"):
+            gather(comm, 5, algorithm="tree")
+        for count in (6, 7):
+            gather(comm, count, slices=2)
+        gather(comm, 8)
+        gather(comm, 9, **({"slices": 2} if comm.rank else {}))
+
+    with pytest.raises(ringcoll.MismatchError, match=r"counts=9,10[\s\S]*slices=2"):
+        ringcoll.spawn(work, 2, timeout=20)
+
+
+def test_new_counts_run_the_algorithm_that_their_call_names(monkeypatch):
+    ran, find = {}, KeptChoices.find
+
+    def noted(self, call, limits):
+        found = find(self, call, limits)
+        ran[call.rank, call.count] = found[0].algorithm
+        return found
+
+    monkeypatch.setattr(KeptChoices, "find", noted)
+    named = {3: "ring", 4: "all_pairs", 5: "ring"}
+
+    def work(comm):
+        for count, algorithm in named.items():
+            mine, whole = np.full(count, comm.rank + 1.0), np.zeros(2 * count)
+            comm.all_gather_v(mine, whole, [count] * 2, algorithm=algorithm)
+            assert whole.tolist() == [1.0] * count + [2.0] * count
+
+    ringcoll.spawn(work, 2)
+    assert ran == {(rank, count): named[count] for rank in range(2) for count in named}
