@@ -11,7 +11,7 @@ import pytest
 
 import ringcoll
 from ringcoll.communicator.cuda.message_state import MessageState
-from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.errors import ArgumentError, DeadlineError, MismatchError
 from ringcoll.executors.cuda.message_launch import MessageLaunches
 from ringcoll.executors.cuda.point_to_point import shared_out, window_bytes
 from ringcoll.executors.cuda.recounted_messages import RecountedMessages
@@ -229,6 +229,37 @@ def test_ends_of_other_counts_are_told_apart(comms, new):
         for error in found
     ), found
     assert (12,) in new and (13,) in new
+
+
+@pytest.mark.parametrize("comms", [2], indirect=True)
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_errors_of_new_counts_say_the_argument_and_its_count(comms, new, grouped, late):
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for count in (10, 11, 12):
+            sends, receives = [count] * 2, [count] * 2
+            if count == 12 and comm.rank == 1:
+                if late:
+                    return
+                receives[0] = 13
+            sent = FakeBuffer(comm, np.full(sum(sends), 1))
+            got = FakeBuffer(comm, sum(receives))
+            kept += sent, got
+            with ringcoll.group() if grouped else contextlib.nullcontext():
+                comm.all_to_all_v(sent.array, sends, got.array, receives, timeout=1)
+            comm.synchronize()
+
+    found = in_threads(comms, work)
+    first = str(found[0])
+    if late:
+        assert isinstance(found[0], DeadlineError)
+        assert "all_to_all_v: recvcounts[1]=12 dtype=int32" in first
+    else:
+        assert isinstance(found[0], MismatchError)
+        assert "sendcounts[1]=12 dtype=int32" in first
+        assert "recvcounts[0]=13 dtype=int32" in first
+    assert bool(new) is not grouped  # those of a group are launched as calls of their own
 
 
 def test_wrong_counts_are_refused_behind_good_ones(comms, new):
