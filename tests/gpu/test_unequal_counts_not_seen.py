@@ -272,3 +272,28 @@ def test_results(gpus):
     assert in_threads(comms, work, gpus) == []
     assert max(prepared.values()) < rounds
     close(comms)
+
+
+@needs_compiler
+def test_results_of_new_counts_in_place_and_not(gpus):
+    """Each count comes with the rank's own slot twice and with an array beside it, by turns."""
+    comms: list[Any] = ringcoll.init_all([0, 1, 2], device="cuda", timeout=20)
+    steps = [(step % 4 in (1, 2), [5 + step // 4, 7, 9 - step // 4]) for step in range(16)]
+
+    def work(comm: Any) -> None:
+        rank, kept = comm.rank, list[FakeBuffer]()
+        for in_place, counts in steps:
+            each = [np.arange(count) + 10 * at for at, count in enumerate(counts)]
+            start, whole = sum(counts[:rank]), np.full(sum(counts), -1)
+            whole[start : start + counts[rank]] = each[rank]
+            x = FakeBuffer(comm, each[rank] if not in_place else -each[rank])
+            y = FakeBuffer(comm, whole)
+            kept += x, y
+            slot = from_pointer(y.array.pointer + 4 * start, counts[rank], "int32", rank)
+            comm.all_gather_v(slot if in_place else x.array, y.array, counts)
+            comm.synchronize()
+            x.check(-each[rank] if in_place else each[rank])
+            y.check(np.concatenate(each))
+
+    assert in_threads(comms, work, gpus) == []
+    close(comms)
