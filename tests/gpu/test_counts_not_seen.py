@@ -16,10 +16,11 @@ import pytest
 import ringcoll
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import premul_sum
+from ringcoll.errors import ClosedError
 
 pytest.importorskip("cupy")
 
-from tests.gpu.noted import Watched, facts, noted
+from tests.gpu.noted import NUMBER, Watched, facts, noted
 
 
 @pytest.fixture(params=[2, 3, 4])
@@ -327,3 +328,36 @@ def test_illegal_timeouts_are_refused_as_on_a_first_call(ranks, seconds):
     comm.all_reduce(x, timeout=3.0)
     assert told() == first
     assert ("timeout" in first) == (seconds is not None)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("end", ["closed", "broken", "forked"])
+def test_a_rank_that_makes_no_more_calls_publishes_no_new_ones(ranks, end, monkeypatch):
+    """Its peers read there what the call was that has failed, or it is the memory of its parent."""
+    (comm, other), _ = ranks
+    calls, shared_state = comm._engine.calls, comm._state.cuda.shared_state
+
+    def call(count: int, **how: Any) -> None:
+        comm.all_reduce(from_pointer(1 << 32, count, "float32", 0), **how)
+
+    for count in (9, 10, 11):
+        call(count)
+    checked, shapes = calls._checked.copy(), calls._shapes.copy()
+    with monkeypatch.context() as patch:
+        if end == "closed":
+            other.close()
+            comm.close()
+        elif end == "broken":
+            comm.abort("the test has ended it")
+        else:
+            patch.setattr(comm._state, "inherited", True)
+        calls._checked.update(checked)  # as of a call that another thread is making
+        calls._shapes.update(shapes)
+        new: list[tuple[int, dict[str, Any]]] = [(12, {}), (10, {}), (9, {"timeout": 3})]
+        for count, how in new:  # a count that comes once, or again, and a timeout
+            with pytest.raises(ClosedError):
+                call(count, **how)
+            with pytest.raises(ClosedError), ringcoll.group():
+                call(count, **how)
+    if end != "closed":
+        assert "count=11" in shared_state.recorded(0, NUMBER)
