@@ -206,27 +206,36 @@ class _Lane:
 
     def copies(self, row: Row, at: int) -> Iterator[Copy]:
         """What a row moves of a slice."""
-        length, piece = self.writer.extent(row)
-        count = min(piece, length - at * piece)
-        if not row.dsts or count <= 0:
-            return
         dtype, label = self.writer.dtype, row.labels
+        if not row.dsts or label.extent is None:
+            return
+        _, length, piece = self.writer.span(label.extent)
+        count = min(piece, length - at * piece)
+        if count <= 0:
+            return
         item = dtype.partial.itemsize if label.dst is Label.PARTIAL else dtype.itemsize
         (src,) = row.srcs
 
-        def address(chunk: Chunk) -> int:
-            first, meta = self.writer.chunk(chunk, self.at)
-            slots = self.writer.program.slots
-            first += (at % slots if chunk.buffer is Buffer.SCRATCH else at) * (meta >> 16)
-            if isinstance(first, GivenAddress):
-                return given_address(first, self._first_given + first.number, first.offset)
-            return first
-
         # Peers' copies first: no other rank waits for a local one.
         for dst in sorted(row.dsts, key=lambda chunk: chunk.rank == self.at.rank):
-            if address(dst) != address(src):
+            to, from_ = self._address(dst, at), self._address(src, at)
+            if to != from_:
                 lane = self.aside.lane if self.aside.takes(src, dst) else self.lane
-                yield Copy(lane, address(dst), address(src), count * item, at)
+                yield Copy(lane, to, from_, count * item, at)
+
+    def _address(self, chunk: Chunk, at: int) -> int:
+        """Where a slice of a chunk begins."""
+        writer = self.writer
+        base, where = writer.place(chunk, self.at)
+        first = self.at.user[where] if base is None else base
+        if chunk.buffer is Buffer.SCRATCH:
+            slots = writer.program.slots
+            return first + (chunk.index * slots + at % slots) * writer.width
+        start, _, piece = writer.span(chunk)
+        first += (start + at * piece) * writer.dtype.itemsize
+        if isinstance(first, GivenAddress):
+            return given_address(first, self._first_given + first.number, first.offset)
+        return first
 
 
 @dataclass(slots=True, eq=False)

@@ -271,7 +271,7 @@ class Writer:
         if kept is None:
             kept = self.kept[number] = self._block(number, at)
         lengths, item = self._lengths, self.dtype.itemsize
-        lengths += map(self._span, islice(self._spans, len(lengths), None))
+        lengths += map(self.span, islice(self._spans, len(lengths), None))
         words = [*kept.words]
         words[1], words[3] = self.layout.slices, self.longest
         for word, span in kept.extents:
@@ -332,22 +332,6 @@ class Writer:
         srcs, dsts = (len(row.srcs), len(row.dsts)) if row is not None else (0, 0)
         return (kind | srcs << 8 | dsts << 16 | len(waits) // 2 << 24 | len(signals) // 2 << 40,)
 
-    def extent(self, row: Row) -> tuple[int, int]:
-        """Elements of the row's chunks, and of a slice of them."""
-        chunk = row.labels.extent
-        return (0, 0) if chunk is None else self._span(chunk)[1:]
-
-    def chunk(self, chunk: Chunk, at: Addresses) -> tuple[int, int]:
-        """Address or offset of the first slice; where it is relative to, and bytes a slice."""
-        base, where = self.place(chunk, at)
-        if chunk.buffer is Buffer.SCRATCH:
-            index = chunk.index * self.program.slots
-            return (base or 0) + index * self.width, where | self.width << 16
-        start, _, piece = self._span(chunk)
-        if base is None:
-            base, where = at.user[where], _HERE
-        return base + start * self.dtype.itemsize, where | piece * self.dtype.itemsize << 16
-
     def place(self, chunk: Chunk, at: Addresses) -> tuple[int | None, int]:
         """The address of a chunk's buffer, of SCRATCH in front of chunk 0, and what it means.
 
@@ -368,8 +352,8 @@ class Writer:
         """The number of a chunk of INPUT or OUTPUT."""
         return self._spans.setdefault(chunk, len(self._spans))
 
-    def _span(self, chunk: Chunk) -> tuple[int, int, int]:
-        """The first element of such a chunk, its elements, and those of a slice."""
+    def span(self, chunk: Chunk) -> tuple[int, int, int]:
+        """The first element of a chunk of INPUT or OUTPUT, its elements, and those of a slice."""
         layout = self.layout
         number, within = divmod(chunk.index, layout.collective.chunks)
         offset, count = layout.segment(chunk.buffer, chunk.rank, number)
