@@ -43,8 +43,8 @@ struct GenericProgram {
     using Op = GenericOp;
 
     RC_APART static void move(u32 kind, const Share& share, const u64* words) {
-        const Shape shape(share.call.local.words + RC_WORDS - Shape::WORDS * (kind + 1));
-        const generic::Elements elements(share.call.local);
+        const Shape shape(share.local.words + RC_WORDS - Shape::WORDS * (kind + 1));
+        const generic::Elements elements(share.local);
         if (shape.reduces) return reduce(shape, elements, share, words);
         const u32 size = elements.size(shape.wide_dst);
         const u64 bytes = share.count * size;

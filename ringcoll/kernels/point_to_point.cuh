@@ -271,7 +271,7 @@ struct Copy {
 
     RC_DEVICE Copy(const Share& given, const u64* chunks)
         : words{start(given, chunks), 0, start(given, chunks + 2), 0},
-          share{given.call, given.bases, 0, 0, given.first, given.count},
+          share{given.local, given.bases, 0, 0, 0, given.first, given.count},
           width(1) {
         const u64 ends = words[0] | words[2], bits = ends | given.count;
         if (ends % 16 != 0)
@@ -283,7 +283,7 @@ struct Copy {
         const u64 at = words[0], meta = words[1], stride = meta >> 16;
         switch (static_cast<simple::Where>(meta & 3)) {
             case simple::Where::SCRATCH:
-                return at + (meta & simple::WHOLE ? 0 : share.call.half()) + share.slot * stride;
+                return at + (meta & simple::WHOLE ? 0 : share.half) + share.slot * stride;
             case simple::Where::PEER: return share.bases.at[1][0] + at + share.slice * stride;
             default: return at + share.slice * stride;
         }
@@ -294,8 +294,8 @@ struct Copy {
 template <class Type>
 RC_DEVICE Share elements(const Share& share) {
     constexpr u32 width = sizeof(typename Type::Raw);
-    return {share.call, share.bases,         share.slice,
-            share.slot, share.first / width, share.count / width};
+    return {share.local, share.bases,         share.half,         share.slice,
+            share.slot,  share.first / width, share.count / width};
 }
 
 // This block's replicas of a call.

@@ -205,7 +205,8 @@ struct Runner {
         const u64 most = (even + grain - 1) / grain * grain, first = replica * most;
         if (first >= count) return 0;
         const u64 mine = count - first < most ? count - first : most;
-        const Share share{call, shared.bases, slice, slice % window, first, mine};
+        const u64 half = call.half(), slot = slice % window;
+        const Share share{call.local, shared.bases, half, slice, slot, first, mine};
         Program::move(head.kind, share, row + 3);
         return mine;
     }

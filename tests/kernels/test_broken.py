@@ -171,36 +171,36 @@ WRONG = [
     Mutant(
         "threads take one vector twice",
         "move.cuh",
-        "first + (at + u * threads) * COUNT, s)",
-        "first + (at + u) * COUNT, s)",
+        "chunks[s], (at + u * threads) * COUNT, s)",
+        "chunks[s], (at + u) * COUNT, s)",
         MAPPED,
     ),
     Mutant(
         "the tail is left out",
         "move.cuh",
-        "part == 0 ? first : share.count",
-        "part == 0 ? first : share.count - 1",
+        "part == 0 ? first : count - first - done",
+        "part == 0 ? first : 0",
         STAGED_CHAIN,
     ),
     Mutant(
         "the head is left out",
         "move.cuh",
-        "part == 0 ? 0 : end",
-        "part == 0 ? first : end",
+        "part == 0 ? first :",
+        "part == 0 ? 0 :",
         SHIFTED,
     ),
     Mutant(
-        "the first vector is left out",
+        "the last vectors are left out",
         "move.cuh",
-        "Whole<LANES>::run(chunks, first, end",
-        "Whole<LANES>::run(chunks, first + LANES, end",
+        "move<Whole<LANES>>((count - first) / LANES)",
+        "move<Whole<LANES>>((count - first) / LANES / 2)",
         SHIFTED,
     ),
     Mutant(
-        "the last word is left out",
+        "the last words are left out",
         "move.cuh",
-        "Whole<EACH>::run(chunks, 0, end",
-        "Whole<EACH>::run(chunks, 0, end - EACH",
+        "move<Whole<EACH>>(count / EACH)",
+        "move<Whole<EACH>>(count / EACH / 2)",
         SHIFTED_WORDS,
     ),
     Mutant(
@@ -236,7 +236,7 @@ RACES = [
         STAGED_RING,
     ),
     Mutant(
-        "slots without end", "simple.cuh", "slice % window, first", "slice, first", STAGED_PAIRS
+        "slots without end", "simple.cuh", "slot = slice % window", "slot = slice", STAGED_PAIRS
     ),
     Mutant(
         "replicas share a flag",
@@ -311,8 +311,8 @@ def test_an_access_at_a_misaligned_address_ends_the_process(tmp_path: Path) -> N
     mutant = Mutant(
         "the first array's alignment",
         "move.cuh",
-        "(chunks[k] + first * size_of(k)) % bytes == 0",
-        "(k > 0 || (chunks[k] + first * size_of(k)) % bytes == 0)",
+        "found && chunks[k] % bytes == 0",
+        "found && (k > 0 || chunks[k] % bytes == 0)",
         SHIFTED_WORDS,
     )
     verdicts = [

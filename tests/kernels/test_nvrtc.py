@@ -7,9 +7,13 @@ from collections import Counter
 
 import pytest
 
+from ringcoll.executors.cuda_nodes.standard import standard_sources
 from tests.kernels.harness import KERNELS, LEGAL, OPERATORS, TYPES
 
 FLAGS = ["-std=c++17", "-ftz=false", "-fmad=false", "-prec-div=true"]
+
+SOME = {"Float32", "BFloat16", "Float64"}
+"""Types whose kernels are looked at whole."""
 
 FOLD = """
 #include "ops.cuh"
@@ -83,6 +87,30 @@ RC_KERNEL(320) sum(const Share* share, const u64* words) {{ {kind}::run(*share, 
     whole = sum(n for (vector, _, _), n in stores.items() if vector)
     assert whole == 2 * (loads + 1)
     assert sum(stores.values()) - whole <= 2 * 2 * (loads + 1), stores
+
+
+def standard_kernels() -> list[str]:
+    """For two ranks, one of each file and entry for some types; not the generic ones."""
+    found: dict[tuple[str, ...], str] = {}
+    for text in standard_sources():
+        (file,) = re.findall(r'#include "(\w+)', text)
+        entries = re.findall(r"\b(?:run\w*)<", text)
+        names = re.findall(r"using Type = (\w+)", text)
+        if "RC_RANKS 2\n" in text and "generic" not in file and {*names} <= SOME:
+            found.setdefault((file, *entries, *names), text)
+    return [*found.values()]
+
+
+def test_nothing_is_kept_in_local_memory():
+    """An object whose address a function takes that is not inlined: fences wait for its stores.
+
+    So all_gather of 64 KiB by two ranks of one H200 took 11.0 us instead of 9.6, sendrecv 11.5
+    instead of 9.9.
+    """
+    texts = standard_kernels()
+    assert len(texts) > 6
+    for text in texts:
+        assert not re.findall(r"\b(?:ld|st)\.local", compiled(text)), text
 
 
 def test_nothing_is_fused_flushed_or_approximate():
