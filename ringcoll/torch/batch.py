@@ -18,7 +18,7 @@ from ringcoll.communicator.group import group
 from ringcoll.cuda.raw import RawArray
 from ringcoll.torch.device_work import DeviceWork, Engine
 from ringcoll.torch.failures import raise_from
-from ringcoll.torch.tensors import copy_back, dense, wrong_device
+from ringcoll.torch.tensors import copy_back, dense, is_copy, wrong_device
 
 __all__ = ["Batch"]
 
@@ -45,7 +45,7 @@ class Batch:
         copy = dense(tensor, name)
         if tensor.get_device() != device.ordinal:
             raise wrong_device(tensor, torch.device("cuda", device.ordinal))
-        device.wait_current_stream((tensor, copy))
+        device.wait_current_stream((tensor, copy) if is_copy(tensor, copy) else (tensor,))
         outputs = (tensor,) if name == "recv" else ()
         work = DeviceWork(device, None, outputs, self.launch)
         with device.lock():
@@ -68,26 +68,27 @@ class Batch:
         posts, self.posts = self.posts, []
         if not posts:
             return
-        device = self._device
+        side = self._device.async_stream
         try:
-            with torch.cuda.stream(device.async_stream.stream):
+            with side.device_guard():
                 self._enqueue(posts)
                 for name, tensor, copy, _, _ in posts:
-                    if name == "recv":
-                        copy_back(tensor, copy)
+                    if name == "recv" and is_copy(tensor, copy):
+                        # Only here: to switch torch's current stream takes longer than a call.
+                        with torch.cuda.stream(side.stream):
+                            copy_back(tensor, copy)
+                event = side.record_event()
         except BaseException as error:
             raised = self._failed(error)
             for *_, work in posts:
                 work.error = raised
             raise_from(raised, error)
-        with device.async_stream.device_guard():
-            event = device.async_stream.record_event()
         for *_, work in posts:
             work.event = event
 
     def _enqueue(self, posts: Sequence[Post]) -> None:
         """Make the calls of posted messages; one alone, or one each way, needs no group."""
-        comm, options = self._device.comm, self._device.stream_options()
+        comm, options = self._device.comm, {"stream": self._device.async_stream.stream}
         calls = [(name, self._device.buffer(copy, name), peer) for name, _, copy, peer, _ in posts]
         if len(calls) == _BOTH_WAYS:
             (name, first, to), (other, second, source) = calls

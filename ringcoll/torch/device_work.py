@@ -37,9 +37,6 @@ class Engine(Protocol):
     def buffer(self, tensor: Any, name: str) -> Any:
         """A dense tensor as an argument of the communicator's methods."""
 
-    def stream_options(self) -> dict[str, Any]:
-        """The stream argument of the communicator's methods."""
-
     def check(self) -> None:
         """Raise the error that a kernel has reported, if any."""
 

@@ -119,9 +119,14 @@ def check_writable(tensor: Any, name: str) -> None:
         )
 
 
+def is_copy(tensor: Any, copy: Any) -> bool:
+    """Whether what :func:`dense` has made of a tensor has memory of its own."""
+    return bool(copy.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous())
+
+
 def copy_back(tensor: Any, copy: Any) -> None:
     """Copy a dense copy's contents to its tensor, unless it is the tensor itself."""
-    if copy.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+    if is_copy(tensor, copy):
         tensor.detach().copy_(copy.view(tensor.shape))
 
 

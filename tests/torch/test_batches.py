@@ -33,7 +33,7 @@ class Calls:
 
 
 class Side:
-    stream = None
+    stream = "side"
 
     def device_guard(self):
         return nullcontext()
@@ -56,9 +56,6 @@ class Engine:
     def buffer(self, tensor, _name):
         return tensor
 
-    def stream_options(self):
-        return {"stream": 7}
-
 
 @pytest.fixture
 def engine(monkeypatch):
@@ -71,7 +68,7 @@ def engine(monkeypatch):
         made.comm.made.append(("end",))
 
     monkeypatch.setattr("ringcoll.torch.batch.group", group)
-    monkeypatch.setattr("ringcoll.torch.batch.copy_back", lambda *_tensors: None)
+    monkeypatch.setattr("ringcoll.torch.batch.is_copy", lambda *_tensors: False)
     return made
 
 
@@ -89,7 +86,7 @@ def launched(engine, *posts):
     return engine.comm.made
 
 
-HOW = {"stream": 7}
+HOW = {"stream": "side"}
 
 
 @pytest.mark.parametrize("order", [1, -1])
