@@ -73,11 +73,12 @@ class CheckedCall:
     steady: dict[tuple[int, int], Steady] = field(default_factory=dict)  # by address of both
 
     alone: bool = field(init=False)  # whether INPUT and OUTPUT are its first argument
+    apart: bool = field(init=False)  # whether they are its first and its second
     places: tuple[int, int, int, int] = field(init=False)  # of both: argument and offset
 
     def __post_init__(self) -> None:
         self.places = *self.input[:2], *self.output[:2]
-        self.alone = self.places == (0, 0, 0, 0)
+        self.alone, self.apart = self.places == (0, 0, 0, 0), self.places == (0, 0, 1, 0)
 
     def starts(self, first: int, second: int) -> tuple[int, int]:
         """Where INPUT and OUTPUT of a call on arguments at these addresses begin."""
@@ -146,7 +147,10 @@ class CallCache:
                 checked = self._checked.get((key, distance))
         if checked is None:
             return None
-        start, end = (first, first) if checked.alone else checked.starts(first, second)
+        if checked.apart:  # most calls: saves a call
+            start, end = first, second
+        else:
+            start, end = checked.starts(first, second)
         prepared = checked.any_class  # read once: another thread may evict it
         if prepared is None:
             return self._in_memory(checked, start, end, patience=patience)

@@ -49,12 +49,13 @@ def fewest(comm, call) -> list[str]:
     return min(found, key=len, default=[])
 
 
-@pytest.mark.parametrize("kind", ["same", "fresh", "option", "timeout"])
+@pytest.mark.parametrize("kind", ["same", "fresh", "option", "timeout", "two arrays"])
 def test_a_warm_call_enters_at_most_15_functions(kind):
     def work(comm):
-        x = np.ones(2)
+        x, y = np.ones(2), np.ones(2)
         calls = {
             "same": lambda: comm.all_reduce(x),
+            "two arrays": lambda: comm.all_reduce(x, y),
             "fresh": lambda: comm.all_reduce(x[:]),
             "option": lambda: comm.all_reduce(x, tag="x"),
             "timeout": lambda: comm.all_reduce(x, timeout=50),
