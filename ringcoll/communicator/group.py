@@ -178,6 +178,14 @@ def _discard(group: Group, first: int, first_work: int, error: BaseException) ->
 
 def _run_in_stages(items: list[Item | Control]) -> None:
     """Run a group's calls; those of one communicator that move data and others keep their order."""
+    moves: list[Item] = [
+        (state, call, timeout)
+        for state, call, timeout in items
+        if not isinstance(call, ControlCall)
+    ]
+    if len(moves) == len(items):  # most groups
+        run_together(moves)
+        return
     stages: list[tuple[list[Item], list[Control]]] = []
     last: dict[int, tuple[int, bool]] = {}  # a communicator's stage, and whether it has others
     for state, call, timeout in items:
