@@ -15,7 +15,6 @@ import torch
 
 from ringcoll.communicator.call_cache import overlap
 from ringcoll.communicator.group import group
-from ringcoll.cuda.raw import RawArray
 from ringcoll.torch.device_work import DeviceWork, Engine
 from ringcoll.torch.failures import raise_from
 from ringcoll.torch.tensors import copy_back, dense, is_copy, wrong_device
@@ -88,26 +87,32 @@ class Batch:
 
     def _enqueue(self, posts: Sequence[Post]) -> None:
         """Make the calls of posted messages; one alone, or one each way, needs no group."""
-        comm, options = self._device.comm, {"stream": self._device.async_stream.stream}
-        calls = [(name, self._device.buffer(copy, name), peer) for name, _, copy, peer, _ in posts]
-        if len(calls) == _BOTH_WAYS:
-            (name, first, to), (other, second, source) = calls
-            if name == "recv":
-                (name, first, to), (other, second, source) = reversed(calls)
-            apart = not overlap(_extent(first), _extent(second))
-            if (name, other) == ("send", "recv") and apart:
-                comm.sendrecv(first, to, second, source, **options)
-                return
-        with group() if calls[1:] else nullcontext():
-            for name, buffer, peer in calls:
+        device, options = self._device, self._device.async_options()
+        comm = device.comm
+        if _is_sendrecv(posts):
+            (_, _, sent, to, _), (_, _, received, source, _) = sorted(posts, key=_receives)
+            buffers = device.buffer(sent, "send"), device.buffer(received, "recv")
+            comm.sendrecv(buffers[0], to, buffers[1], source, **options)
+            return
+        with group() if posts[1:] else nullcontext():
+            for name, _, copy, peer, _ in posts:
                 end = comm.send if name == "send" else comm.recv
-                end(buffer, peer, **options)
+                end(device.buffer(copy, name), peer, **options)
 
     def forget(self) -> None:
         """Drop the messages that were never launched."""
         self.posts.clear()
 
 
-def _extent(buffer: RawArray) -> tuple[int, int]:
-    """Where it lies, and its bytes."""
-    return buffer.pointer, buffer.size * buffer.dtype.itemsize
+def _receives(post: Post) -> bool:
+    return post[0] == "recv"
+
+
+def _is_sendrecv(posts: Sequence[Post]) -> bool:
+    """Whether they are one each way, of tensors that share no memory."""
+    if len(posts) != _BOTH_WAYS or _receives(posts[0]) == _receives(posts[1]):
+        return False
+    first, second = (
+        (copy.data_ptr(), copy.numel() * copy.element_size()) for _, _, copy, _, _ in posts
+    )
+    return not overlap(first, second)

@@ -123,13 +123,13 @@ class Device:
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> RawArray:
         """A dense tensor as an argument of the communicator's methods."""
-        row, pointer = ROWS.get(tensor.dtype), tensor.data_ptr()
-        if row is not None and not pointer % row.itemsize:
-            return RawArray(pointer, (tensor.numel(),), row, self.ordinal)
+        row, pointer, count = ROWS.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
+        if row is not None and not pointer % row.itemsize and (pointer or not count):
+            return RawArray(pointer, (count,), row, self.ordinal)
         if row is None and not reduces:
             tensor = tensor.view(torch.uint8)
         kind = tensor.dtype if row is None else row
-        return from_pointer(pointer, tensor.numel(), kind, self.ordinal)
+        return from_pointer(pointer, tensor.numel(), kind, self.ordinal)  # or says what is wrong
 
     def stream_options(self) -> dict[str, Any]:
         """The stream argument of the communicator's methods: torch's, which keeps its streams."""
@@ -137,6 +137,10 @@ class Device:
         if stream and owner is not None:
             return {"stream": torch.cuda.current_stream(self.ordinal)}
         return {"stream": stream}
+
+    def async_options(self) -> dict[str, Any]:
+        """The stream argument of calls on the group's own stream."""
+        return {"stream": self.async_stream.stream}
 
     # -- a call ---------------------------------------------------------------------------------
 

@@ -1,60 +1,67 @@
-"""Posted messages of CUDA tensors, by the calls that a batch makes of them, without a GPU."""
+"""Posted messages of CUDA tensors, by the calls that a batch makes of them, without a GPU.
+
+Tensors lie on the CPU, whose number for torch is -1.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from unittest import mock
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from ringcoll.cuda.raw import RawArray
 from ringcoll.dtypes import dtype_of
+from ringcoll.errors import ArgumentError
 from ringcoll.torch.batch import Batch
-
-SEND, RECV = RawArray(4096, (4,), dtype_of("float32"), 0), RawArray(4112, (8,), dtype_of("int8"), 0)
+from ringcoll.torch.device import Device
 
 
 class Calls:
-    """A communicator that notes its calls, and where groups begin and end."""
+    """A communicator that notes its calls, and fills what they receive."""
 
     def __init__(self) -> None:
         self.made = list[tuple[object, ...]]()
 
-    def send(self, *arguments, **how) -> None:
-        self.made.append(("send", *arguments, how))
+    def send(self, buffer, peer, **how) -> None:
+        self.made.append(("send", buffer.data_ptr(), peer, how))
 
-    def recv(self, *arguments, **how) -> None:
-        self.made.append(("recv", *arguments, how))
+    def recv(self, buffer, peer, **how) -> None:
+        self.made.append(("recv", buffer.data_ptr(), peer, how))
+        buffer.fill_(7)
 
-    def sendrecv(self, *arguments, **how) -> None:
-        self.made.append(("sendrecv", *arguments, how))
-
-
-class Side:
-    stream = "side"
-
-    def device_guard(self):
-        return nullcontext()
-
-    def record_event(self) -> str:
-        return "event"
+    def sendrecv(self, sent, dest, received, source, **how) -> None:
+        pointers = sent.data_ptr(), received.data_ptr()
+        self.made.append(("sendrecv", pointers[0], dest, pointers[1], source, how))
+        received.fill_(7)
 
 
 class Engine:
-    """Tensors are their own dense copies, and arrays."""
+    """Tensors are arrays; notes which the group's stream keeps."""
 
-    ordinal, async_stream = 0, Side()
+    ordinal = -1
 
     def __init__(self) -> None:
-        self.comm = Calls()
+        self.comm, self.kept = Calls(), list[int]()
+        self.async_stream = SimpleNamespace(
+            stream="side", device_guard=nullcontext, record_event=lambda: "event"
+        )
 
     def lock(self):
         return nullcontext()
 
+    def wait_current_stream(self, touched) -> None:
+        self.kept += [tensor.data_ptr() for tensor in touched]
+
     def buffer(self, tensor, _name):
         return tensor
+
+    def async_options(self):
+        return {"stream": "side"}
 
 
 @pytest.fixture
@@ -62,27 +69,24 @@ def engine(monkeypatch):
     made = Engine()
 
     @contextmanager
-    def group():
-        made.comm.made.append(("group",))
+    def noted(*name):
+        made.comm.made.append(name or ("group",))
         yield
         made.comm.made.append(("end",))
 
-    monkeypatch.setattr("ringcoll.torch.batch.group", group)
-    monkeypatch.setattr("ringcoll.torch.batch.is_copy", lambda *_tensors: False)
+    monkeypatch.setattr("ringcoll.torch.batch.group", noted)
+    monkeypatch.setattr("torch.cuda.stream", noted)
     return made
 
 
 def launched(engine, *posts):
     """The calls of posted messages."""
     batch = Batch(engine, lambda error: error)
-    works = [mock.Mock(event=None) for _ in posts]
-    batch.posts = [
-        (name, tensor, tensor, peer, work)
-        for (name, tensor, peer), work in zip(posts, works, strict=True)
-    ]
+    works = [batch.post(*post) for post in posts]
+    assert engine.comm.made == []
     batch.flush()
     assert batch.posts == []
-    assert all(work.event == "event" for work in works)
+    assert [str(work.event) for work in works] == ["event"] * len(works)
     return engine.comm.made
 
 
@@ -91,33 +95,74 @@ HOW = {"stream": "side"}
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_one_message_each_way_is_a_sendrecv(engine, order):
-    posts = [("send", SEND, 2), ("recv", RECV, 3)][::order]
-    assert launched(engine, *posts) == [("sendrecv", SEND, 2, RECV, 3, HOW)]
+    x, y = torch.zeros(4), torch.zeros(3, dtype=torch.int16)
+    made = launched(engine, *[("send", x, 2), ("recv", y, 3)][::order])
+    assert made == [("sendrecv", x.data_ptr(), 2, y.data_ptr(), 3, HOW)]
+    assert engine.kept == [x.data_ptr(), y.data_ptr()][::order]
 
 
 @pytest.mark.parametrize("name", ["send", "recv"])
 def test_a_message_alone_needs_no_group(engine, name):
-    assert launched(engine, (name, SEND, 2)) == [(name, SEND, 2, HOW)]
+    x = torch.zeros(4)
+    assert launched(engine, (name, x, 2)) == [(name, x.data_ptr(), 2, HOW)]
 
 
-@pytest.mark.parametrize("end", [4111, 4097, 4092])
-def test_messages_that_share_memory_are_a_group(engine, end):
+@pytest.mark.parametrize("first", [0, 3, 7])
+def test_messages_that_share_memory_are_a_group(engine, first):
     """As with NCCL, whose order is then the caller's; a sendrecv refuses them."""
-    shared = RawArray(end, (8,), dtype_of("int8"), 0)
-    assert launched(engine, ("send", SEND, 2), ("recv", shared, 2)) == [
+    x = torch.zeros(12)
+    sent, received = x[4:8], x[first : first + 5]
+    assert launched(engine, ("send", sent, 2), ("recv", received, 2)) == [
         ("group",),
-        ("send", SEND, 2, HOW),
-        ("recv", shared, 2, HOW),
+        ("send", sent.data_ptr(), 2, HOW),
+        ("recv", received.data_ptr(), 2, HOW),
         ("end",),
     ]
 
 
+@pytest.mark.parametrize("first", [0, 8])
+def test_messages_beside_each_other_share_no_memory(engine, first):
+    x = torch.zeros(12)
+    made = launched(engine, ("recv", x[first : first + 4], 1), ("send", x[4:8], 2))
+    assert [call[0] for call in made] == ["sendrecv"]
+
+
 @pytest.mark.parametrize("names", [("send", "send"), ("recv", "recv"), ("send", "recv", "send")])
 def test_others_are_a_group_in_their_order(engine, names):
-    made = launched(engine, *((name, SEND, 2) for name in names))
+    made = launched(engine, *((name, torch.zeros(3), 2) for name in names))
     assert [call[0] for call in made] == ["group", *names, "end"]
 
 
 def test_messages_without_elements_share_no_memory(engine):
-    empty = RawArray(4096, (0,), dtype_of("int8"), 0)
-    assert launched(engine, ("recv", empty, 1), ("send", SEND, 2))[0][0] == "sendrecv"
+    x = torch.zeros(4)
+    assert launched(engine, ("recv", x[:0], 1), ("send", x, 2))[0][0] == "sendrecv"
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_strided_tensor_is_filled_on_the_groups_stream(engine, both):
+    x = torch.zeros(3, 4).T
+    posts = [("recv", x, 1), *([("send", torch.zeros(2), 1)] if both else [])]
+    made = launched(engine, *posts)
+    assert [call[0] for call in made] == ["sendrecv" if both else "recv", "side", "end"]
+    assert bool((x == 7).all())
+    assert engine.kept[0] == x.data_ptr() != engine.kept[1]
+
+
+def buffer_of(tensor):
+    return Device.buffer(SimpleNamespace(ordinal=3), tensor, "send")  # type: ignore[arg-type]
+
+
+def test_a_tensor_is_an_array_where_it_lies():
+    x = torch.zeros(2, 3)
+    assert buffer_of(x) == RawArray(x.data_ptr(), (6,), dtype_of("float32"), 3)
+    assert buffer_of(x[:0]).size == 0
+
+
+def test_tensors_without_memory_or_alignment_are_refused():
+    freed = torch.arange(8.0)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="null pointer"):
+        buffer_of(freed)
+    shifted = torch.frombuffer(bytearray(13), dtype=torch.float32, offset=1)
+    with pytest.raises(ArgumentError, match="not aligned"):
+        buffer_of(shifted)

@@ -364,29 +364,29 @@ def every_collective_finds_its_stream(rank, n):
 def messages_wait_for_somebody_who_waits(rank, n):
     fake = Fake()
     with fake.device() as device:
-        sent = []
+        sent = list[tuple[object, ...]]()
 
-        def end(verb):
-            return lambda array, peer, stream: sent.append((verb, peer, stream.name, array.count))
+        def send(array, peer, stream):
+            sent.append(("send", peer, stream.name, array.size))
+
+        def both(sending, to, receiving, source, stream):
+            sent.append((to, sending.size, source, receiving.size, stream.name))
 
         with (
-            mock.patch.object(device.comm, "send", end("send")),
-            mock.patch.object(device.comm, "recv", end("recv")),
-            mock.patch.object(
-                module, "from_pointer", lambda pointer, count, *_: mock.Mock(count=count)
-            ),
+            mock.patch.object(device.comm, "send", send),
+            mock.patch.object(device.comm, "sendrecv", both),
         ):
             first = device.batch.post("recv", torch.zeros(3), 1)
             second = device.batch.post("send", torch.zeros(4), 2)
             assert sent == []
             second.wait()
-            assert sent == [("recv", 1, "side", 3), ("send", 2, "side", 4)]
+            assert sent == [(2, 4, 1, 3, "side")]
             first.wait()
-            assert len(sent) == 2
+            assert len(sent) == 1
             device.batch.post("send", torch.zeros(5), 3)
             x = torch.ones(1)
             dist.all_reduce(x, group=fake.group)
-            assert sent[2:] == [("send", 3, "side", 5)], "a call launches what was posted before"
+            assert sent[1:] == [("send", 3, "side", 5)], "a call launches what was posted before"
 
 
 def a_hook_launches_what_was_posted(rank, n):

@@ -82,7 +82,7 @@ class _Group:
             module: {"AsyncStream": _AsyncStream},
             Device: {
                 "buffer": lambda _, tensor, name: memory(tensor, name, reduces=False),
-                "stream_options": lambda _: {},
+                "async_options": lambda _: {},
                 "check": lambda _: None,
             },
             Batch: {"_flush": self._noted(Batch._flush)},
