@@ -45,6 +45,23 @@ def test_the_same_arrays_again_and_again(count, symmetric):
     assert ringcoll.spawn(work, 3) == [8] * 3
 
 
+def test_calls_in_place_again_and_again():
+    """A part of one array that is the other is found again at its place."""
+
+    def work(comm):
+        n, me = comm.nranks, comm.rank
+        for number in range(6):
+            x = np.repeat(np.arange(n) + me + number, 4).astype("float64")
+            comm.reduce_scatter(x)
+            assert (x[4 * me : 4 * me + 4] == n * (me + number) + n * (n - 1) // 2).all()
+            y = np.zeros(4 * n)
+            y[4 * me : 4 * me + 4] = me + number
+            comm.all_gather(None, y)
+            assert (y == np.repeat(np.arange(n) + number, 4)).all()
+
+    ringcoll.spawn(work, 3)
+
+
 def test_calls_of_many_rows_leave_nothing_behind(monkeypatch):
     """Lanes of more rows than are kept are bound anew by each call."""
 

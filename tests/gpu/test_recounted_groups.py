@@ -100,6 +100,7 @@ def test_several_messages_of_a_pair_are_not_recounted(comms, new):
     assert new == []
 
 
+@pytest.mark.parametrize("comms", [3], indirect=True)
 def test_groups_of_other_limits_timeouts_and_tags(comms, new):
     """Blocks and tags tell messages that are alike; a timeout is written for each."""
     n = len(comms)
@@ -117,8 +118,71 @@ def test_groups_of_other_limits_timeouts_and_tags(comms, new):
             exchange(comm, [20 + step] * n, step, **how)
 
     assert in_threads(comms, work) == []
-    counts = [23, 25] if n == 2 else [22, 24, 25]
-    assert n == 2 or sorted({*new}) == [(count,) * 4 for count in counts]
+    assert sorted({*new}) == [(count,) * 4 for count in (22, 24, 25)]
+
+
+@pytest.mark.parametrize("comms", [3], indirect=True)
+def test_recounted_groups_occupy_no_more_blocks_than_allowed(comms, monkeypatch):
+    blocks, honest = list[int](), RecountedMessages.launch
+
+    def launch(self, new):
+        found, records = honest(self, new)
+        blocks.append(found.blocks)
+        return found, records
+
+    monkeypatch.setattr(RecountedMessages, "launch", launch)
+
+    def work(comm) -> None:
+        for step in range(3):
+            exchange(comm, [30_000 + step] * 3, step, max_sms=5)
+
+    assert in_threads(comms, work) == []
+    assert blocks == [5] * 2 * 3
+
+
+def test_a_thread_that_holds_all_ranks_writes_each_launch_once(comms, new):
+    n, kept = len(comms), list[FakeBuffer]()
+    for comm in comms:
+        comm._settle()
+    for step in range(4):
+        checks = []
+        with ringcoll.group():
+            for me, comm in enumerate(comms):
+                data = np.full(20 + step + me, me + step)
+                sent, got = FakeBuffer(comm, data), FakeBuffer(comm, 20 + step + (me - 1) % n)
+                kept += sent, got
+                comm.send(sent.array, (me + 1) % n)
+                comm.recv(got.array, (me - 1) % n)
+                checks.append((got, np.full(20 + step + (me - 1) % n, (me - 1) % n + step)))
+        for comm in comms:
+            comm.synchronize()
+        for got, wanted in checks:
+            got.check(wanted)
+    assert len(new) == 3 * n
+    assert [len(comm._state.sending._kept) for comm in comms] == [1] * n
+
+
+def test_ranks_that_share_a_gpu_pack_their_launch(monkeypatch, new):
+    """It is that of all of them."""
+    gpus = fake(monkeypatch, 1, sms=24)
+    comms = ringcoll.init_all([0, 0], device="cuda", timeout=20)
+
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for count in (5, 6, 7, 8):
+            sent = FakeBuffer(comm, np.full(count, comm.rank))
+            got = FakeBuffer(comm, count)
+            kept += sent, got
+            with ringcoll.group():
+                comm.send(sent.array, 1 - comm.rank)
+                comm.recv(got.array, 1 - comm.rank)
+            comm.synchronize()
+            got.check(np.full(count, 1 - comm.rank))
+
+    assert in_threads(comms, work, gpus) == []
+    assert new == []
+    close(comms, failed=True)
+    gpus.close()
 
 
 def test_ends_of_other_counts_in_groups_are_told_apart(comms, new):

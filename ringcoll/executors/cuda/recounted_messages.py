@@ -98,6 +98,7 @@ class RecountedMessages:
         calls, peers, sizes = new.calls, new.peers, new.sizes
         halves = self._halves.get(peers)
         if halves is None:
+            evict(self._halves, _TEMPLATES)
             halves = self._halves[peers] = [*map(_half_of, range(len(peers)), peers)]
         forms = [forms_of(*of, workspace) for of in zip(halves, sizes, strict=True)]
         most = calls.most or self._executor.machine.blocks

@@ -73,12 +73,12 @@ class PairCalls(GroupCall):
             shared_launch = own[0].pairs.executor.shared_launch
             launches.setdefault(id(shared_launch), []).append(own[0].pairs.member(own))
         groups = [sorted(group, key=lambda member: member.rank) for group in launches.values()]
-        # Loaded before anything is launched: loading may wait for a device whose kernel waits.
-        for group in groups if len(groups) > 1 else ():
-            _launchable(group)
-        devices: dict[int, list[list[Member]]] = {}
+        devices: dict[int, list[tuple[list[Member], Launching | None]]] = {}
         for group in groups:
-            devices.setdefault(group[0].pairs.executor.device.ordinal, []).append(group)
+            # Loaded before anything is launched: loading may wait for a device whose kernel waits.
+            loaded = _launchable(group) if len(groups) > 1 else None
+            ordinal = group[0].pairs.executor.device.ordinal
+            devices.setdefault(ordinal, []).append((group, loaded))
         return [_in_order(of) for of in devices.values()]
 
 
@@ -359,21 +359,24 @@ def shapes_of(calls: Sequence[Call]) -> tuple[object, ...]:
     )
 
 
-def _in_order(groups: Sequence[Sequence[Member]]) -> Task:
+def _in_order(groups: Sequence[tuple[Sequence[Member], Launching | None]]) -> Task:
     """Launch those of several communicators on one device one after the other.
 
     A launch that waits on the host for ranks of its device would else come behind a later one on
     its stream, which may wait for a rank that has enqueued them in order.
     """
-    for members in groups:
-        yield from _task(members)
+    for members, loaded in groups:
+        yield from _task(members, loaded)
 
 
-def _task(members: Sequence[Member]) -> Task:
-    """Launch for ranks of one device, once all ends that the launch waits for are in one."""
+def _task(members: Sequence[Member], loaded: Launching | None) -> Task:
+    """Launch for ranks of one device, once all ends that the launch waits for are in one.
+
+    ``loaded``: the launch of these members alone, if it is known.
+    """
     shared_launch = members[0].pairs.executor.shared_launch
     if len(shared_launch.ranks) == 1:
-        _launch(members)
+        _launch(members, loaded)
         return
     ends = [end for member in members for end in member.ends()]
     bundle = Bundle(tuple(members), tuple(ends))
@@ -394,12 +397,12 @@ def _launchable(members: Sequence[Member]) -> Launching:
     return members[0].pairs.launchable(members, timeout)[0]
 
 
-def _launch(members: Sequence[Member]) -> None:
+def _launch(members: Sequence[Member], loaded: Launching | None = None) -> None:
     """Enqueue one kernel for ranks of one device, ordered behind all their streams."""
     members = sorted(members, key=lambda member: member.rank)
     for member in members:
         member.pairs.executor.async_errors.check()
-    launchable = _launchable(members)
+    launchable = loaded or _launchable(members)
     ordinal = members[0].pairs.executor.device.ordinal
     streams = dict.fromkeys(paired.stream for member in members for paired in member.paired)
     *others, stream = streams
