@@ -13,11 +13,26 @@ import pytest
 
 from ringcoll.bootstrap import run_ranks
 from ringcoll.cuda import device, driver, quarantine
+from ringcoll.executors.cuda.recounted_messages import RecountedMessages
 from ringcoll.fabric import each, thread_fabrics
 from ringcoll.transports import handles, peers
 
 PROGRAM = Path(__file__).with_name("program.py")
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def new(monkeypatch):
+    """The counts of each launch of messages that was recounted."""
+    found = list[tuple[int, ...]]()
+    honest = RecountedMessages.launch
+
+    def launch(self, new):
+        found.append(new.counts)
+        return honest(self, new)
+
+    monkeypatch.setattr(RecountedMessages, "launch", launch)
+    return found
 
 
 @pytest.fixture

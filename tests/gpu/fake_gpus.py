@@ -13,17 +13,19 @@ import ctypes
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+import ringcoll
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.executors.cuda.params import AddressWords, Parameter
 from ringcoll.executors.cuda.workspace import Workspace
 from tests.gpu.messages import Buffer
+from tests.gpu.ranks import close
 from tests.gpu.stand_in import Runtime
 from tests.kernels.stand_in import library
 
@@ -226,6 +228,15 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     ):
         monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus
+
+
+def communicators(nranks: int, monkeypatch: Any) -> Iterator[Any]:
+    """Those of so many ranks, each on a GPU of its own, for a fixture."""
+    gpus = fake(monkeypatch, nranks, sms=24)
+    made = ringcoll.init_all([*range(nranks)], device="cuda", timeout=20)
+    yield made
+    close(made, failed=True)
+    gpus.close()
 
 
 class FakeBuffer(Buffer):

@@ -16,32 +16,14 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, communicators, fake, in_threads
 
 pytestmark = needs_compiler
 
 
 @pytest.fixture(params=[2, 4])
 def comms(request, monkeypatch):
-    gpus = fake(monkeypatch, request.param, sms=24)
-    made = ringcoll.init_all([*range(request.param)], device="cuda", timeout=20)
-    yield made
-    close(made, failed=True)
-    gpus.close()
-
-
-@pytest.fixture
-def new(monkeypatch):
-    """The counts of each launch of messages that was recounted."""
-    found = list[tuple[int, ...]]()
-    honest = RecountedMessages.launch
-
-    def launch(self, new):
-        found.append(new.counts)
-        return honest(self, new)
-
-    monkeypatch.setattr(RecountedMessages, "launch", launch)
-    return found
+    yield from communicators(request.param, monkeypatch)
 
 
 def exchange(comm, counts: list[int], step: int, times: int = 1, **how) -> None:

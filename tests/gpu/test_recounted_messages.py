@@ -16,37 +16,18 @@ from ringcoll.executors.cuda.message_launch import MessageLaunches
 from ringcoll.executors.cuda.point_to_point import shared_out, window_bytes
 from ringcoll.executors.cuda.recounted_messages import RecountedMessages
 from ringcoll.tuner.measured import ANY_BYTES
-from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, communicators, in_threads
 
 pytestmark = needs_compiler
 
 
 @pytest.fixture(params=[2, 3])
 def comms(request, monkeypatch):
-    gpus = fake(monkeypatch, request.param, sms=24)
-    made = ringcoll.init_all([*range(request.param)], device="cuda", timeout=20)
-    yield made
-    close(made, failed=True)
-    gpus.close()
-
-
-@pytest.fixture
-def new(monkeypatch):
-    """The counts of each launch of messages that was recounted."""
-    found = list[tuple[int, ...]]()
-    honest = RecountedMessages.launch
-
-    def launch(self, new):
-        found.append(new.counts)
-        return honest(self, new)
-
-    monkeypatch.setattr(RecountedMessages, "launch", launch)
-    return found
+    yield from communicators(request.param, monkeypatch)
 
 
 def counts_of_every_kind(comms) -> list[int]:
