@@ -181,25 +181,19 @@ def prepare_all_to_all_v(
     same_dtype(site.name, rank, send, recv)
     if np.may_share_memory(send, recv):
         raise site.refusal("recvbuf overlaps sendbuf; pass two buffers that share no memory")
-    segments = all_to_all_segments(
-        site, send.size, sendcounts, recv.size, recvcounts, sdispls, rdispls
-    )
+    arguments = sendcounts, recvcounts, sdispls, rdispls
+    segments = all_to_all_segments(site, (send.size, recv.size), *arguments)
     return VCall(site.name, rank, send, recv, ROWS[send.dtype], *segments)
 
 
 def all_to_all_segments(
-    site: Site,
-    sent: int,
-    sendcounts: object,
-    received: int,
-    recvcounts: object,
-    sdispls: object = None,
-    rdispls: object = None,
+    site: Site, sizes: tuple[int, int], sends: Any, receives: Any, sdispls: Any, rdispls: Any
 ) -> tuple[Counts, Counts, Counts, Counts]:
-    """Counts and displacements of ``all_to_all_v``, of buffers with so many elements."""
-    sends, first = site.segments("sendbuf", sent, "sendcounts", sendcounts, "sdispls", sdispls)
+    """Counts and displacements of ``all_to_all_v``, of buffers of these sizes."""
+    sent, received = sizes
+    sends, first = site.segments("sendbuf", sent, "sendcounts", sends, "sdispls", sdispls)
     receives, places = site.segments(
-        "recvbuf", received, "recvcounts", recvcounts, "rdispls", rdispls
+        "recvbuf", received, "recvcounts", receives, "rdispls", rdispls
     )
     own = site.rank
     if sends[own] != receives[own]:

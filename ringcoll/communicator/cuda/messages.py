@@ -159,11 +159,8 @@ class MessageEngine(Engine):
         if like is None:
             return None
         _, _, input_, output, _ = shape[0]
-        sendcounts, recvcounts, *displs = arguments
-        segments = all_to_all_segments(
-            Site(_ALL_TO_ALL, self._rank, self._nranks),
-            *(input_[0], sendcounts, output[0], recvcounts, *displs),
-        )
+        site = Site(_ALL_TO_ALL, self._rank, self._nranks)
+        segments = all_to_all_segments(site, (input_[0], output[0]), *arguments)
         if like.seen.often((segments, seconds)):
             return None
         sent, first, received, second = segments

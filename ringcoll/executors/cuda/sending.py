@@ -333,12 +333,14 @@ class CudaPairs:
 
     def _new_counts(self, members: Sequence[Member], timeout: float) -> NewCounts | None:
         """Messages of a group that differ from others in their counts; None: others are kept."""
-        member, calls = members[0], members[0].calls
-        peers = tuple((c.peer, c.send is not None, c.recv is not None) for c in calls)
-        counts = tuple(call.count for call in calls)
-        alone = len(members) == 1 and self.launches_alone and not member.engines
-        if not alone or len({*peers}) < len(peers):  # two messages share a half
+        member = members[0]
+        if len(members) > 1 or member.engines or not self.launches_alone:
             return None
+        calls = member.calls
+        peers = tuple((c.peer, c.send is not None, c.recv is not None) for c in calls)
+        if len({*peers}) < len(peers):  # two messages share a half
+            return None
+        counts = tuple(call.count for call in calls)
         key = member.most, peers, tuple((call.dtype.name, call.tag) for call in calls)
         like = self._alike.get(key)
         if like is None:
