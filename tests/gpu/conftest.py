@@ -36,6 +36,21 @@ def new(monkeypatch):
 
 
 @pytest.fixture
+def blocks(monkeypatch):
+    """The CUDA blocks of each launch of messages that was recounted."""
+    found = list[int]()
+    honest = RecountedMessages.launch
+
+    def launch(self, new):
+        made = honest(self, new)
+        found.append(made[0].blocks)
+        return made
+
+    monkeypatch.setattr(RecountedMessages, "launch", launch)
+    return found
+
+
+@pytest.fixture
 def stand_in(monkeypatch):
     """Make a runtime with the given properties and let CuPy have it."""
     pytest.importorskip("cupy")

@@ -10,7 +10,6 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import MismatchError
-from ringcoll.executors.cuda.recounted_messages import RecountedMessages
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
@@ -104,16 +103,7 @@ def test_groups_of_other_limits_timeouts_and_tags(comms, new):
 
 
 @pytest.mark.parametrize("comms", [3], indirect=True)
-def test_recounted_groups_occupy_no_more_blocks_than_allowed(comms, monkeypatch):
-    blocks, honest = list[int](), RecountedMessages.launch
-
-    def launch(self, new):
-        found, records = honest(self, new)
-        blocks.append(found.blocks)
-        return found, records
-
-    monkeypatch.setattr(RecountedMessages, "launch", launch)
-
+def test_recounted_groups_occupy_no_more_blocks_than_allowed(comms, blocks):
     def work(comm) -> None:
         for step in range(3):
             exchange(comm, [30_000 + step] * 3, step, max_sms=5)
