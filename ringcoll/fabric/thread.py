@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
 OURS = "ringcoll "  # how the names of the library's own threads begin
+_LOOK = 0.5  # seconds between looks for a signal
 _ENDING = 0.5  # seconds for the calls of interrupted ranks to end
 _GRACE = 1.0  # seconds after a thread's end in which another may take its rank over
 
@@ -311,7 +312,9 @@ class RankThread(threading.Thread):
         """
         if self.ident is None:
             return True
-        over = self._over.wait(seconds)
+        over = self._over.wait(_LOOK if seconds is None else seconds)
+        while seconds is None and not over:  # a signal that another thread got wakes nobody here
+            over = self._over.wait(_LOOK)
         if over:
             self.join()
         return over

@@ -302,6 +302,25 @@ def test_spawn_tells_the_failure_not_who_waited_for_a_rank_that_had_returned():
 STANDS = r"rank {0} of 3 had not returned .* rank {0} at test_refusals.py:\d+, release.wait\(30\)"
 
 
+def test_ctrl_c_that_another_thread_gets_is_seen():
+    """It wakes no wait of the main thread."""
+    release, interrupts = threading.Event(), {signal.SIGINT}
+
+    def work(comm):
+        if comm.rank == 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts)
+            os.kill(os.getpid(), signal.SIGINT)
+            release.wait(30)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=STANDS.format(0).replace("3", "2", 1)):
+            ringcoll.spawn(work, 2)
+    finally:
+        release.set()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @pytest.mark.parametrize("stuck", [0, 1])
 def test_ctrl_c_names_the_ranks_that_have_not_returned(stuck):
     """The others' calls end at once; nobody waits for the sleeping thread; its line is named."""
