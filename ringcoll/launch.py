@@ -168,21 +168,21 @@ class Layout:
         step = self.align
         return min(count, -(-count * numerator // (denominator * step)) * step)
 
-    def span(self, buffer: Buffer, rank: int, index: int) -> tuple[int, int]:
-        """Offset and count, in elements, of a sliced INPUT or OUTPUT chunk of ``rank``."""
-        chunk, at = divmod(index, self.slices)
-        chunks = self.collective.chunks
-        if chunks == self.slices == len(self.counts) == 1 and self.displs is None:
-            return index * self.counts[0], self.counts[0]
-        number, within = divmod(chunk, chunks)
+    def chunk(self, buffer: Buffer, rank: int, index: int) -> tuple[int, int, int]:
+        """Offset and count, in elements, of a chunk before slicing, and elements of a slice."""
+        number, within = divmod(index, self.collective.chunks)
         start, count = self.segment(buffer, rank, number)
         low, high = self.part(count, within)
-        length = high - low
-        if self.slices == 1:
-            return start + low, length
-        piece = self.piece(length)
+        return start + low, high - low, self.piece(high - low)
+
+    def span(self, buffer: Buffer, rank: int, index: int) -> tuple[int, int]:
+        """Offset and count, in elements, of a sliced INPUT or OUTPUT chunk of ``rank``."""
+        if self.collective.chunks == self.slices == len(self.counts) == 1 and self.displs is None:
+            return index * self.counts[0], self.counts[0]
+        chunk, at = divmod(index, self.slices)
+        start, length, piece = self.chunk(buffer, rank, chunk)
         first, last = min(length, at * piece), min(length, (at + 1) * piece)
-        return start + low + first, last - first
+        return start + first, last - first
 
     def piece(self, length: int) -> int:
         """Elements a slice of a chunk of ``length`` elements; the last ones may be shorter."""

@@ -216,7 +216,10 @@ class CallCache:
         starts: tuple[int, int],
         patience: float | None,
     ) -> tuple[Any, Given]:
-        """A call that is prepared like one that differs in its counts alone, and kept."""
+        """A call that is prepared like one that differs in its counts alone.
+
+        It is kept, unless its counts have not come before.
+        """
         state, call, config, (key, shape) = self._state, checked.call, checked.config, keys
         start, end = starts
         extents = (start, checked.input.nbytes), (end, checked.output.nbytes)
@@ -228,8 +231,12 @@ class CallCache:
             # Once for each call: it counts their uses.
             kind, given, _ = state.memory_class(call, config, *extents, **self._how)
             for like in likes:
-                if kind in like.prepared and prepared is None:
-                    prepared, used = state.prepare_like(like.prepared[kind], call, config), like
+                before = like.prepared.get(kind)
+                if before is not None and prepared is None:
+                    once = state.recount(before, call.count, call if call.counts else None)
+                    if once is not None:
+                        return once, given
+                    prepared, used = state.prepare_like(before, call, config), like
         anew = prepared is None
         if prepared is None:
             prepared = self._prepare(viewed(call, extents, device_view), config, patience)

@@ -55,6 +55,9 @@ def calls_alike(found: Choice, call: Call, machine: GpuRanks, limits: Limits, fi
     return Alike(range(first.count, end.count + 1), range(sum(first.counts), sum(end.counts) + 1))
 
 
+_PARTS = 1, 2, 4, 16, 64, 256
+"""Of the way from a count to the next power of two."""
+
 Ends = tuple[Iterator[Call], Iterator[Call]]
 """The smallest and the largest calls for which a choice may hold, those farthest off first."""
 
@@ -66,8 +69,9 @@ def _ends(call: Call) -> Ends:
     count, size = call.count, power(call.nbytes)
     each = call.nbytes // count
     low, high = size // 2 // each + 1, max(count, size // each)
-    lows = low, count - (count - low) // 2, count - (count - low) // 4
-    highs = high, count + (high - count) // 2, count + (high - count) // 4
+    # One that fails is near the next threshold: counts that grow towards it get nearer each time.
+    lows = [count - (count - low) // part for part in _PARTS]
+    highs = [count + (high - count) // part for part in _PARTS]
     return (with_count(call, end) for end in lows), (with_count(call, end) for end in highs)
 
 

@@ -6,7 +6,7 @@ Kernels run one program, or two of which the hellos select one.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ringcoll.algorithms import Algorithm
 from ringcoll.arguments.calls import Call
@@ -118,7 +118,8 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     lanes = max(sum(block.rank == rank for block in others) for rank in range(machine.nranks))
     # Half of the multiprocessors stay free for the gates that these blocks wait for.
     most = min(machine.most(limits) // 2, BESIDE_BLOCKS.value * max(1, lanes))
-    return found.on(_grid(found, call, machine, lanes, most))
+    nbytes = found.layout.width() * call.dtype.itemsize
+    return found.on(_at_most(found, call, machine, lanes, most).grid(nbytes))
 
 
 def least_large(machine: GpuRanks, engine: str | None) -> int:
@@ -244,19 +245,37 @@ def _lanes(found: Choice, machine: GpuRanks) -> int:
     return max(1, *(len(found.program.of(rank)) for rank in range(machine.nranks)))
 
 
-def simple_grid(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> Grid:
-    """The CUDA blocks of Simple, of a new choice and of one that is kept for other counts."""
-    return _grid(found, call, machine, _lanes(found, machine), machine.most(limits))
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The blocks of a program on the rank that has most, and CUDA blocks of each at most."""
+
+    lanes: int
+    most: int
+    threads: int
+
+    def grid(self, nbytes: int) -> Grid:
+        """The CUDA blocks for slices of so many bytes: equally many for each lane of a rank."""
+        replicas = max(1, min(self.most, -(-nbytes // BLOCK_BYTES.value)))
+        return Grid(replicas, replicas * self.lanes, self.threads)
 
 
-def _grid(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Grid:
-    """At most ``most`` CUDA blocks, equally many for each lane of a rank."""
-    pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
+def lanes_of(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> Lanes:
+    """What decides the CUDA blocks of Simple for any count."""
+    return _at_most(found, call, machine, _lanes(found, machine), machine.most(limits))
+
+
+def _at_most(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Lanes:
+    """Lanes that have at most ``most`` CUDA blocks together."""
     if found.launch.mapped:
         most = min(most, CALL_BLOCKS.of(call.collective))
     each = min(machine.replicas, REPLICAS.of(call.collective))
-    replicas = max(1, min(each, most // max(1, lanes), pieces))
-    return Grid(replicas, replicas * lanes, machine.threads)
+    return Lanes(lanes, min(each, most // max(1, lanes)), machine.threads)
+
+
+def simple_grid(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> Grid:
+    """The CUDA blocks of Simple, of a new choice and of one that is kept for other counts."""
+    nbytes = found.layout.width() * call.dtype.itemsize
+    return lanes_of(found, call, machine, limits).grid(nbytes)
 
 
 def _with_direct(

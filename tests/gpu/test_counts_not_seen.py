@@ -119,6 +119,8 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
                     break  # what this call never takes
                 if (watched.once, watched.likes) != before:
                     found.append(facts(watched.last, gpus))
+                    once = watched.once > before[0]
+                    compared.update([f"{watched.last.choice.launch.protocol} once"] * once)
             if not found:
                 continue
             kept = engine.calls._shapes.copy()
@@ -131,11 +133,18 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
             compared.update([launch.protocol, "mapped"] if launch.mapped else [launch.protocol])
             compared.update(["direct"] if direct else [])
     assert compared.total() > 350 and watched.once > 150
-    assert {"LL", "LL128", "Simple", "mapped", "direct"} <= {*compared}
+    protocols = {"LL", "LL128", "Simple"}
+    assert {*protocols, "mapped", "direct"} | {f"{each} once" for each in protocols} <= {*compared}
 
 
 @pytest.mark.parametrize(
-    ("first", "counts"), [(1030, range(1040, 2040)), (40_000, range(40_100, 40_300))]
+    ("first", "counts"),
+    [
+        (1030, range(1040, 2040)),  # by LL
+        (40_000, range(40_100, 40_300)),  # by LL128
+        (3_000_000, range(3_000_010, 3_000_210)),  # near the most elements that LL128 takes
+        (5_000_000, range(5_000_100, 5_000_300)),  # by Simple, to be registered
+    ],
 )
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_counts_about_a_kept_one_are_not_chosen_again(ranks, monkeypatch, first, counts):

@@ -104,6 +104,8 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
                     break  # what this call never takes
                 if (watched.once, watched.likes) != before:
                     found.append(facts(watched.last, gpus))
+                    once = watched.once > before[0]
+                    compared.update([f"{watched.last.choice.launch.protocol} once"] * once)
             if not found:
                 continue
             kept = calls._shapes.copy()
@@ -115,7 +117,10 @@ def test_what_is_launched_is_what_would_be_prepared_anew(ranks, monkeypatch):
             launch = watched.last.choice.launch
             compared.update([launch.protocol, "mapped"] if launch.mapped else [launch.protocol])
             compared.update(["own is empty"] if not counts[comm.rank] else [])
-    assert {"LL", "LL128", "Simple", "mapped", "own is empty"} <= {*compared}
+    protocols = {"LL", "LL128", "Simple"}
+    assert {*protocols, "mapped", "own is empty"} | {f"{each} once" for each in protocols} <= {
+        *compared
+    }
     assert compared.total() > 450 and watched.once > 300
 
 
@@ -155,8 +160,7 @@ def test_counts_about_kept_ones_are_not_chosen_again(ranks, monkeypatch, name, a
         call(each)
     assert watched.prepared - prepared <= 3
     assert len(calls) - kept <= 8
-    if watched.last.choice.launch.in_band:
-        assert watched.once > 280
+    assert watched.once > 280
     for each in new[-50:] * 2:  # each of them is kept, and found
         call(each)
     assert len(calls) - kept <= 58

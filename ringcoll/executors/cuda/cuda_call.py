@@ -9,9 +9,7 @@ from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.params import Addresses, AddressWords, Body
-from ringcoll.executors.cuda.recounted import RecountedCall, Recounter
-from ringcoll.executors.cuda.recounts import Recounts
-from ringcoll.executors.cuda.simple import Writer
+from ringcoll.executors.cuda.recounted import RecountedCall, Recounter, Recounts
 from ringcoll.tuner.choice import Choice, Limits
 from ringcoll.tuner.kept_gpu import Alike
 
@@ -41,9 +39,8 @@ class CudaCall:
     address_words: AddressWords = ()  # of its parameter
     large: bool = False  # whether its launches are counted: see :mod:`.copy_scratch`
     alike: Alike | None = None  # calls that the same kernel runs; None: not found yet
-    recounts: Recounts | None = None  # by LL or LL128, once a call of another count was prepared
+    recounts: Recounts | None = None  # once a call of another count was prepared
     recounter: Recounter | None = None  # the same, once such a call was to be launched
-    writers: tuple[Writer, ...] = ()  # by Simple, once a call of another count was prepared
     timed: dict[float, CudaCall] = field(default_factory=dict)  # this call with other timeouts
     timeouts: tuple[float, ...] = ()  # that have come, of late
 

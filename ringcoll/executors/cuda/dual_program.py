@@ -80,25 +80,6 @@ def dual_body(
     return Body(text, rows, (0,) * len(local), 0, workspace.scratch_half, generic=generic)
 
 
-def dual_writers(
-    staged: Variant,
-    direct: Variant,
-    dtype: DType,
-    op: ReduceOp | None,
-    workspace: Workspace,
-    at: Addresses,
-) -> tuple[Writer, ...]:
-    """What writes the words of one rank alone, of both programs, for any count."""
-    return tuple(_writers((staged, direct), dtype, op, workspace, (at,)))
-
-
-def dual_words(
-    staged: Variant, direct: Variant, writers: Sequence[Writer], at: Addresses
-) -> tuple[int, ...]:
-    """The words of one rank, as in :func:`dual_body`, by the writers of both layouts."""
-    return padded([_words(staged, direct, writers, at)])[0]
-
-
 def _writers(
     variants: Sequence[Variant],
     dtype: DType,

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.cuda.dual_program import (
     Variant,
     dual_body,
-    dual_words,
-    dual_writers,
     fits_dual,
     fits_one,
 )
@@ -24,10 +22,9 @@ from ringcoll.executors.cuda.ll import (
     ll_scratch_bytes,
 )
 from ringcoll.executors.cuda.ll_layout import LLLayout
-from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.simple import (
     THREADS,
-    Writer,
     scratch_bytes,
     scratch_room,
     simple_body,
@@ -94,34 +91,6 @@ def body_of(choice: Choice, call: Call, workspace: Workspace, local: tuple[Addre
     else:
         body = simple_body(program, layout, dtype, op, workspace, local)
     return traced(body, local)
-
-
-def writers_of(
-    choice: Choice, call: Call, workspace: Workspace, at: Addresses
-) -> tuple[Writer, ...]:
-    """What writes the words of a call by Simple on one rank, for any count: see :func:`body_like`.
-
-    In the order of :attr:`Choice.variants`.
-    """
-    program, layout, dtype, op = choice.program, choice.layout, call.dtype, call.op
-    if choice.direct is not None:
-        found = dual_writers(*_variants(choice), dtype, op, workspace, at)
-    else:
-        scales = op is not None and op.scales
-        found = (Writer(program, layout, dtype, workspace, (at,), scales=scales),)
-    for writer in found:
-        writer.rank(at)  # threads that share it find all that is written once
-    return found
-
-
-def body_like(body: Body, writers: Sequence[Writer], choice: Choice, at: Addresses) -> Body:
-    """The body of :func:`body_of` by Simple for one rank and another count, without a trace."""
-    own = [writer.of(of.layout) for writer, of in zip(writers, choice.variants, strict=True)]
-    if choice.direct is not None:
-        words = dual_words(*_variants(choice), own, at)
-    else:
-        words = padded([own[0].rank(at)])[0]
-    return replace(body, words=(words,))
 
 
 def _variants(choice: Choice) -> tuple[Variant, Variant]:

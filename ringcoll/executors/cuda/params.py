@@ -15,8 +15,8 @@ _HEAD = struct.Struct("<QQQIIII")
 _LOCAL = struct.Struct("<QQQ")
 _BUFFERS = struct.Struct("<QQQ16sQQIIII")  # the number of the call in the last word
 
-TIMEOUT_WORD, PACKS_WORD, SIGNATURE_WORD = 0, 1, 3
-"""Words of the head; the signature is the low half of one."""
+TIMEOUT_WORD, PACKS_WORD, SIGNATURE_WORD, REPLICAS_WORD = 0, 1, 3, 4
+"""Words of the head; signature and replicas are the low halves of theirs."""
 
 HIGH_HALF = (1 << 64) - (1 << 32)
 """Of a word."""
@@ -216,13 +216,14 @@ def given_words(words: Sequence[int], first: int, given: int) -> AddressWords:
     return tuple(map(tuple, found))
 
 
-def address_words_like(
-    before: AddressWords, words: array[int], addresses: Sequence[int]
-) -> AddressWords:
-    """The same of a parameter packed for a call of another count, with the same ``addresses``."""
+def fixed_words(held: AddressWords, at: Addresses) -> tuple[tuple[int, int, int], ...]:
+    """Word, number and offset of the addresses in front of the program of a launch's only rank."""
+    first = program_word(at)
     return tuple(
-        tuple((word, words[word] - address) for word, _ in held)
-        for held, address in zip(before, addresses, strict=True)
+        (word, number, offset)
+        for number, words in enumerate(held)
+        for word, offset in words
+        if word < first
     )
 
 

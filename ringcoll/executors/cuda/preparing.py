@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -23,8 +22,7 @@ from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
 from ringcoll.executors.cuda.cuda_call import AnyCudaCall, CudaCall
 from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.kernel_body import KernelFits, body_like, body_of, writers_of
-from ringcoll.executors.cuda.ll_layout import LLLayout
+from ringcoll.executors.cuda.kernel_body import KernelFits, body_of
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
@@ -33,13 +31,13 @@ from ringcoll.executors.cuda.params import (
     Body,
     Header,
     address_words,
-    address_words_like,
     factor_bytes,
     given_address,
+    number_word,
     pack,
 )
-from ringcoll.executors.cuda.recounted import RecountedCall, Recounter
-from ringcoll.executors.cuda.recounts import Recounts, recounts_of
+from ringcoll.executors.cuda.recounted import RecountedCall, Recounter, parameter_like, sign
+from ringcoll.executors.cuda.recounts import recounts_of
 from ringcoll.executors.cuda.signature import (
     OFFSET_BITS,
     CountedText,
@@ -58,7 +56,7 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
-from ringcoll.tuner.gpu import ll_grid
+from ringcoll.tuner.choice import Grid
 from ringcoll.tuner.kept_gpu import Alike, calls_alike, laid_out, layout_for, with_counts
 from ringcoll.tuner.simple import is_large, least_large
 from ringcoll.views import Extent, extent_of
@@ -197,23 +195,14 @@ class CudaPreparer:
         if not self._alike(before).holds(call):
             return None
         call = with_counts(before.call, call)
-        if before.choice.launch.in_band:
-            recounts, layout = self._recounts(before), layout_for(before.choice.layout, call)
-            placed = recounts.placed(call.count, call if call.counts else None)
-            if placed is None:
-                return None
-            packed, words = recounts.parameter(placed)
-            grid = ll_grid(placed[1], self.machine, limits)
-            prepared = self._like(before, call, before.choice.on(grid, layout))
-            recounts.sign(packed, prepared.signature, prepared.number)
-        else:
-            prepared = self._like(before, call, laid_out(before.choice, call, self.machine, limits))
-            grid, at = prepared.choice.grid, prepared.at
-            if not before.writers:
-                before.writers = writers_of(before.choice, call, self.workspace, before.at)
-            body = body_like(before.body, before.writers, prepared.choice, before.at)
-            packed = array("Q", pack(body, _header(prepared), self.workspace.progress, (at,)))
-            words = address_words_like(before.address_words, packed, before.addresses)
+        recounts = recounts_of(before, self.workspace, self.machine)
+        placed = recounts.placed(call.count, call if call.counts else None)
+        if placed is None:
+            return None
+        grid = placed.grid
+        prepared = self._like(before, call, self._choice_like(before, call, grid))
+        packed, words = parameter_like(recounts, placed)
+        sign(packed, number_word(before.at), prepared.signature, prepared.number)
         prepared.launchable = Launchable(
             before.function, grid.blocks, 1, grid.threads, packed, words
         )
@@ -229,29 +218,23 @@ class CudaPreparer:
         """
         recounter = before.recounter
         if recounter is None:
-            if not before.choice.launch.in_band or before.body is None:
+            if before.body is None:
                 return None
             recounter = before.recounter = self._recounter(before)
-        alike, come = recounter.alike, count if counted is None else counted.counts
-        if count not in alike.longest or not (counted is None or alike.holds(counted)):
+        if self.recorder is not None or not recounter.holds(count, counted):
             return None
-        if self.recorder is not None or recounter.seen.often(come):
-            return None
-        choice, call = before.choice, before.call
         placed = recounter.recounts.placed(count, counted)
         if placed is None:
             return None
-        grid = ll_grid(placed[1], self.machine, before.limits)
         if counted is None:
-            text = recounter.text.of(count, grid.blocks)
+            text = recounter.text.of(count, placed.grid.blocks)
         else:
-            text = recounter.text.of_call(counted, grid.blocks)
-        signature, number = self._record(text, call, choice)
+            text = recounter.text.of_call(counted, placed.grid.blocks)
+        signature, number = self._record(text, before.call, before.choice)
         made = RecountedCall(
             recounter,
             count,
             placed,
-            grid,
             text,
             signature,
             number,
@@ -276,12 +259,23 @@ class CudaPreparer:
         return made
 
     def _recounter(self, before: CudaCall) -> Recounter:
-        """What launches calls like one by LL or LL128 of counts that come once."""
-        recounts, grid = self._recounts(before), before.choice.grid
+        """What launches calls like one of counts that come once."""
+        alike, grid = self._alike(before), before.choice.grid
+        recounts = recounts_of(before, self.workspace, self.machine)
         launchable = Launchable(
             before.function, grid.blocks, 1, grid.threads, recounts.words[:], ()
         )
-        return Recounter(before, self._alike(before), recounts, launchable)
+        choice_of = partial(self._choice_like, before)
+        # Who runs a large call depends on how many were made before.
+        least = least_large(self.machine, before.limits.engine)
+        return Recounter(before, alike, recounts, launchable, choice_of, least)
+
+    def _choice_like(self, before: CudaCall, call: Call, grid: Grid) -> Choice:
+        """The choice of a call that differs in its counts alone."""
+        choice = before.choice
+        if choice.launch.in_band:
+            return choice.on(grid, layout_for(choice.layout, call))
+        return laid_out(choice, call, self.machine, before.limits)
 
     def _alike(self, before: CudaCall) -> Alike:
         """The calls for which the choice of a prepared call holds."""
@@ -309,24 +303,6 @@ class CudaPreparer:
         )
         self.async_errors.prepared(prepared)
         return prepared
-
-    def _recounts(self, before: CudaCall) -> Recounts:
-        """What of a prepared call's parameter by LL or LL128 depends on its count."""
-        if before.recounts is None:
-            launched, body = cast("Launchable", before.launchable), cast("Body", before.body)
-            call, choice = before.call, before.choice
-            before.recounts = recounts_of(
-                launched.parameter.words,
-                before.address_words,
-                body,
-                choice.program,
-                choice.layout,
-                LLLayout(call.dtype, choice.launch.lanes),
-                before.at,
-                self.workspace.region(choice.launch.protocol)[0],
-                scales=call.op is not None and call.op.scales,
-            )
-        return before.recounts
 
     def _record(self, text: str, call: Call, choice: Choice) -> tuple[int, int]:
         """Keep the text on which ranks must agree; its digest, and the number of its record.

@@ -1,4 +1,4 @@
-"""Calls by LL or LL128 whose count has not come before: the kernel of another call runs them.
+"""Calls whose count has not come before: the kernel of another call runs them.
 
 Most counts that come once never come again: to choose, pack and keep a call of its own for each
 costs more than its launch. Such a call takes the parameter of one that differs in the count alone.
@@ -6,19 +6,27 @@ costs more than its launch. Such a call takes the parameter of one that differs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ringcoll.arguments.calls import Call
 from ringcoll.bounded import Seen
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.loader import Launchable
-from ringcoll.executors.cuda.params import TIMEOUT_WORD, nanoseconds
-from ringcoll.executors.cuda.recounts import Placed, Recounts
+from ringcoll.executors.cuda.params import (
+    GIVEN,
+    HIGH_HALF,
+    SIGNATURE_WORD,
+    TIMEOUT_WORD,
+    AddressWords,
+    nanoseconds,
+    number_word,
+)
 from ringcoll.executors.cuda.signature import CountedText
 from ringcoll.tuner.choice import Choice, Grid
-from ringcoll.tuner.kept_gpu import Alike, layout_for, with_count, with_counts
+from ringcoll.tuner.kept_gpu import Alike, with_count, with_counts
 
 if TYPE_CHECKING:  # whose field the recounter is
     from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -26,31 +34,97 @@ if TYPE_CHECKING:  # whose field the recounter is
 COUNTS = 512
 """Counts that are known to have come, of calls that are alike."""
 
+_UNKNOWN: Given = (0,) * GIVEN
+
+
+class Placed(Protocol):
+    """Where the elements of one count lie."""
+
+    @property
+    def grid(self) -> Grid:
+        """The CUDA blocks that move them."""
+
+    def write(self, words: array[int], addresses: Given) -> None:
+        """Write all words that the count decides, and the addresses that a launch is given."""
+
+
+class Recounts(Protocol):
+    """A packed parameter of one rank, and which of its words depend on the count."""
+
+    @property
+    def words(self) -> array[int]:
+        """The packed parameter."""
+
+    @property
+    def held(self) -> AddressWords:
+        """Where it holds the addresses that a launch is given."""
+
+    def placed(self, count: int, counted: Call | None = None) -> Placed | None:
+        """Where the elements of another count lie; None: another kernel runs it.
+
+        ``counted``: a call with a count for each rank, of which this is the largest.
+        """
+
+
+def parameter_like(recounts: Recounts, placed: Placed) -> tuple[array[int], AddressWords]:
+    """A parameter of its own for a count, and where the addresses of a launch go."""
+    words = recounts.words[:]
+    placed.write(words, _UNKNOWN)
+    held = tuple(tuple((word, words[word]) for word, _ in of) for of in recounts.held)
+    return words, held
+
+
+def sign(words: array[int], number_at: int, signature: int, number: int) -> None:
+    """Write what tells a call from others; its number goes into the word ``number_at``."""
+    words[SIGNATURE_WORD] = words[SIGNATURE_WORD] & HIGH_HALF | signature
+    words[number_at] = words[number_at] & HIGH_HALF | number
+
 
 class Recounter:
-    """Launches calls like one that is prepared, of other counts, from one parameter."""
+    """Launches calls like one that is prepared, of other counts, from one parameter.
+
+    ``choice_of``: the choice of such a call with this grid. ``least``: bytes from which not this
+    kernel alone may run one.
+    """
 
     def __init__(
-        self, before: CudaCall, alike: Alike, recounts: Recounts, launchable: Launchable
+        self,
+        before: CudaCall,
+        alike: Alike,
+        recounts: Recounts,
+        launchable: Launchable,
+        choice_of: Callable[[Call, Grid], Choice],
+        least: int,
     ) -> None:
-        self.before, self.alike = before, alike
-        self.recounts, self.launchable = recounts, launchable
-        self.text = CountedText(before.signature_text, before.call, before.choice.grid.blocks)
+        call = before.call
+        self.before, self.alike, self.recounts = before, alike, recounts
+        self.launchable, self.choice_of, self.least = launchable, choice_of, least
+        self.each = call.nbytes // call.count  # of the call, for an element of its count
+        self.text = CountedText(before.signature_text, call, before.choice.grid.blocks)
         self.total, self.timeout = before.total, before.timeout
+        self.number_at = number_word(before.at)
         self.seen = Seen(COUNTS, often=1)
         """The count, or the counts for each rank, of such calls."""
 
+    def holds(self, count: int, counted: Call | None) -> bool:
+        """Whether the kernel runs a call of this count, and that has not come before."""
+        alike, nbytes = self.alike, self.each * count if counted is None else counted.nbytes
+        if count not in alike.longest or not (counted is None or alike.holds(counted)):
+            return False
+        come = count if counted is None else counted.counts
+        return nbytes < self.least and not self.seen.often(come)
+
     def launch(self, call: RecountedCall, stream: int, addresses: Given) -> None:
         """Enqueue a call; the driver copies the parameter at once."""
-        launchable, recounts = self.launchable, self.recounts
+        launchable = self.launchable
         words = launchable.parameter.words
-        recounts.write(words, call.placed)
-        recounts.sign(words, call.signature, call.number)
-        recounts.fill(words, call.placed, addresses)
+        call.placed.write(words, addresses)
+        sign(words, self.number_at, call.signature, call.number)
         if call.timeout != self.timeout:
             self.timeout = call.timeout
             words[TIMEOUT_WORD] = nanoseconds(call.timeout)
-        launchable.use_grid(call.grid.blocks, call.grid.threads)
+        grid = call.placed.grid
+        launchable.use_grid(grid.blocks, grid.threads)
         launchable.launch(stream)
 
 
@@ -61,7 +135,6 @@ class RecountedCall:
     recounter: Recounter
     count: int
     placed: Placed
-    grid: Grid
     signature_text: str
     signature: int
     number: int
@@ -104,5 +177,4 @@ class RecountedCall:
     @property
     def choice(self) -> Choice:
         """What it runs, made when it is asked for."""
-        choice = self.recounter.before.choice
-        return choice.on(self.grid, layout_for(choice.layout, self.call))
+        return self.recounter.choice_of(self.call, self.placed.grid)

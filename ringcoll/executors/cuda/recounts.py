@@ -1,173 +1,45 @@
-"""The parameter of a kernel of LL or LL128 for other counts, from one that is packed.
-
-A count decides few words of the parameter. Packing all of them, and looking for the addresses among
-them, takes several times as long.
-"""
+"""What of a prepared call's packed parameter depends on its count, by protocol."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
-from ringcoll.arguments.calls import Call
-from ringcoll.encode import Program
-from ringcoll.executors.cuda.ll import pack_bytes, rows_of
+from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.ll_layout import LLLayout
-from ringcoll.executors.cuda.params import (
-    GIVEN,
-    HIGH_HALF,
-    PACKS_WORD,
-    SIGNATURE_WORD,
-    Addresses,
-    AddressWords,
-    Body,
-    number_word,
-    program_word,
-)
-from ringcoll.launch import Layout
-from ringcoll.plan import Buffer
-from ringcoll.tuner.kept_gpu import layout_for
-
-Place = tuple[Buffer, int, int]
-"""A chunk of INPUT or OUTPUT, as :meth:`Layout.span` takes it."""
-
-Placed = tuple[list[tuple[int, int]], int]
-"""Offset and elements of each place of a layout, with (0, 0) behind them, and packs."""
+from ringcoll.executors.cuda.ll_recounts import ll_recounts
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.params import Body
+from ringcoll.executors.cuda.recounted import Recounts
+from ringcoll.executors.cuda.simple_recounts import simple_recounts
+from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.tuner.choice import GpuRanks
+from ringcoll.tuner.gpu import ll_grid
+from ringcoll.tuner.simple import lanes_of
 
 
-@dataclass(frozen=True, slots=True)
-class Recounts:
-    """A packed parameter of one rank, and which of its words depend on the count."""
-
-    words: array[int]
-    launch: int  # the word that holds the call's number
-    places: tuple[Place, ...]
-    counts: tuple[tuple[int, int], ...]  # words with the elements of a row, and whose place
-    user: tuple[tuple[int, int, int, int], ...]  # word, address, place, place of its row's count
-    scratch: tuple[tuple[int, int, int], ...]  # word, address of chunk 0, number of the chunk
-    fixed: tuple[tuple[int, int, int], ...]  # word, address and offset that do not depend on it
-    layout: Layout
-    segments: bool  # whether each place is a whole segment
-    wide: Buffer  # of counts for each rank: the buffer that has all segments
-    ll_layout: LLLayout
-    item: int  # bytes of an element
-    pack_bytes: int  # of a chunk in SCRATCH
-    given: tuple[int, int]  # INPUT and OUTPUT, of which the last bits count
-    whole: bool
-
-    def placed(self, count: int, counted: Call | None = None) -> Placed | None:
-        """Where the elements of another count lie; None: another kernel runs it.
-
-        ``counted``: a call with a count for each rank, of which this is the largest.
-        """
-        if self.segments:  # a layout takes longer to make than all the rest
-            width = -(-count // self.layout.align) * self.layout.align
-            if counted is None:
-                spans = [(index * count, count) for _, _, index in self.places]
-            else:
-                counts, displs, wide = counted.counts, counted.displs, self.wide
-                spans = [
-                    (displs[index], counts[index]) if buffer is wide else (0, counts[rank])
-                    for buffer, rank, index in self.places
-                ]
-        else:
-            layout = self.layout.of(count) if counted is None else layout_for(self.layout, counted)
-            spans, width = [layout.span(*place) for place in self.places], layout.width()
-        spans.append((0, 0))
-        item, given, whole = self.item, self.given, True
-        for _, number, place, length in self.user:
-            if (spans[length][1] * item | given[number] + spans[place][0] * item) & 7:
-                whole = False
-                break
-        return (spans, self.ll_layout.packs(width)) if whole == self.whole else None
-
-    def write(self, words: array[int], placed: Placed) -> None:
-        """Write what depends on the count, but for addresses that a launch is given."""
-        spans, packs = placed
-        for word, place in self.counts:
-            words[word] = spans[place][1]
-        words[PACKS_WORD] = packs
-        for word, start, index in self.scratch:
-            words[word] = start + index * packs * self.pack_bytes
-
-    def fill(self, words: array[int], placed: Placed, addresses: Sequence[int]) -> None:
-        """Write the addresses that a launch is given."""
-        spans, item = placed[0], self.item
-        for word, number, place, _ in self.user:
-            words[word] = addresses[number] + spans[place][0] * item
-        for word, number, offset in self.fixed:
-            words[word] = addresses[number] + offset
-
-    def parameter(self, placed: Placed) -> tuple[array[int], AddressWords]:
-        """A parameter of its own, and where the addresses of a launch go."""
-        words, spans, item = self.words[:], placed[0], self.item
-        self.write(words, placed)
-        held: list[list[tuple[int, int]]] = [[] for _ in range(GIVEN)]
-        for word, number, offset in self.fixed:
-            held[number].append((word, offset))
-        for word, number, place, _ in self.user:
-            held[number].append((word, spans[place][0] * item))
-        return words, tuple(map(tuple, held))
-
-    def sign(self, words: array[int], signature: int, number: int) -> None:
-        """Write what tells a call from others."""
-        words[SIGNATURE_WORD] = words[SIGNATURE_WORD] & HIGH_HALF | signature
-        words[self.launch] = words[self.launch] & HIGH_HALF | number
+def recounts_of(before: CudaCall, workspace: Workspace, machine: GpuRanks) -> Recounts:
+    """Of a call that a kernel of its own launches; found once."""
+    if before.recounts is None:
+        before.recounts = _recounts_of(before, workspace, machine)
+    return before.recounts
 
 
-def recounts_of(
-    words: array[int],
-    held: AddressWords,
-    body: Body,
-    program: Program,
-    layout: Layout,
-    ll_layout: LLLayout,
-    at: Addresses,
-    first: int,
-    *,
-    scales: bool,
-) -> Recounts:
-    """Of the packed words of one rank; ``first``: of the protocol's region in a workspace."""
-    word = begin = program_word(at)
-    places: dict[Place, int] = {}
-    counts: list[tuple[int, int]] = []
-    user: list[tuple[int, int, int, int]] = []
-    scratch: list[tuple[int, int, int]] = []
-    for row in rows_of(program, at.rank):
-        extent, length = row.labels.extent, -1
-        if extent:
-            place = extent.buffer, extent.rank, extent.index
-            length = places.setdefault(place, len(places))
-            counts.append((word, length))
-        for chunk in (*row.srcs, *row.dsts):
-            word += 1
-            if chunk.buffer is Buffer.SCRATCH:
-                scratch.append((word, at.workspaces[chunk.rank] + first, chunk.index))
-            else:
-                place = chunk.buffer, chunk.rank, chunk.index
-                number = places.setdefault(place, len(places))
-                user.append((word, int(chunk.buffer is Buffer.OUTPUT), number, length))
-        word += 1 + (len(row.labels.owners) if scales and row.labels.reduces else 0)
-    return Recounts(
-        words[:],
-        number_word(at),
-        tuple(places),
-        tuple(counts),
-        tuple(user),
-        tuple(scratch),
-        tuple(
-            (each, number, offset)
-            for number, of in enumerate(held)
-            for each, offset in of
-            if each < begin
-        ),
-        layout,
-        layout.collective.chunks == layout.slices == 1,
-        Buffer.INPUT if layout.collective.kind.input == "all" else Buffer.OUTPUT,
-        ll_layout,
-        ll_layout.dtype.itemsize,
-        pack_bytes(program, ll_layout),
-        (int(at.user[0]), int(at.user[1])),
-        body.whole,
+def _recounts_of(before: CudaCall, workspace: Workspace, machine: GpuRanks) -> Recounts:
+    launched, body = cast("Launchable", before.launchable), cast("Body", before.body)
+    packed = launched.parameter.words, before.address_words
+    call, choice, limits = before.call, before.choice, before.limits
+    if not choice.launch.in_band:
+        lanes = tuple(lanes_of(of, call, machine, limits) for of in choice.variants)
+        return simple_recounts(*packed, choice, call, workspace, before.at, lanes)
+    return ll_recounts(
+        *packed,
+        body,
+        choice.program,
+        choice.layout,
+        LLLayout(call.dtype, choice.launch.lanes),
+        before.at,
+        workspace.region(choice.launch.protocol)[0],
+        partial(ll_grid, machine=machine, limits=limits),
+        scales=call.op is not None and call.op.scales,
     )

@@ -8,7 +8,7 @@ destinations, and which are kept in the accumulator's type. See ``kernels/simple
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -191,6 +191,39 @@ class BlockWords:
     """Word, number of a span, address of the buffer, where; instead of the address None: the
     rank's own INPUT, or OUTPUT if ``where`` is odd."""
 
+    def write(
+        self,
+        words: MutableSequence[int],
+        first: int,
+        spans: Sequence[tuple[int, int, int]],
+        longest: int,
+        slot: int,
+        item: int,
+        own: Sequence[int],
+    ) -> None:
+        """Write what the layout decides into words of which the block's begin at ``first``.
+
+        Args:
+            spans: of each chunk: see :meth:`Writer.span`.
+            longest: elements of a slice.
+            slot: bytes of one in SCRATCH.
+            item: bytes of an element.
+            own: the addresses of the rank's INPUT and OUTPUT.
+
+        """
+        words[first + 3] = longest
+        for word, span in self.extents:
+            _, words[first + word], words[first + word + 1] = spans[span]
+        for word, start, index, where in self.scratch:
+            words[first + word] = start + index * slot
+            words[first + word + 1] = where | slot << 16
+        for word, span, base, where in self.user:
+            start, _, piece = spans[span]
+            if base is None:
+                base, where = own[where & 1], _HERE
+            words[first + word] = base + start * item
+            words[first + word + 1] = where | piece * item << 16
+
 
 class Writer:
     """Writes the words of ranks: the whole call, or the part of a kernel.
@@ -242,14 +275,22 @@ class Writer:
     def _lay_out(self, layout: Layout) -> None:
         longest, program = layout.width(), self.program
         self.layout, self.longest = layout, longest
-        self.width = _slot_bytes(longest, self._item)
-        need = program.scratch * program.slots * self.width
-        if need > self.carried.room:
+        self.width = self.slot_bytes(longest)
+        if not self.has_room(self.width):
+            need = program.scratch * program.slots * self.width
             raise LaunchRefused(
                 f"{program.collective}: slices of {longest} elements need {need} bytes of SCRATCH, "
                 f"{self.carried.room} are there; use more slices"
             )
         self._lengths: list[tuple[int, int, int]] = []
+
+    def slot_bytes(self, longest: int) -> int:
+        """The bytes of SCRATCH of a slice of so many elements."""
+        return _slot_bytes(longest, self._item)
+
+    def has_room(self, slot: int) -> bool:
+        """Whether SCRATCH holds slices of so many bytes."""
+        return self.program.scratch * self.program.slots * slot <= self.carried.room
 
     def numbers(self, at: Addresses) -> list[int]:
         """The numbers of a rank's blocks in this kernel."""
@@ -267,26 +308,22 @@ class Writer:
 
     def block(self, number: int, at: Addresses) -> list[int]:
         """Rows, slices, window, width; the rows; the last signals; the last waits."""
+        kept, lengths = self.block_words(number, at), self._lengths
+        lengths += map(self.span, islice(self._spans, len(lengths), None))
+        words = [*kept.words]
+        words[1] = self.layout.slices
+        item = self.dtype.itemsize
+        kept.write(words, 0, lengths, self.longest, self.width, item, at.user)
+        return words
+
+    def block_words(self, number: int, at: Addresses) -> BlockWords:
+        """A block's words, but for what the layout decides."""
         kept = self.kept.get(number)
         if kept is None:
             kept = self.kept[number] = self._block(number, at)
-        lengths, item = self._lengths, self.dtype.itemsize
-        lengths += map(self.span, islice(self._spans, len(lengths), None))
-        words = [*kept.words]
-        words[1], words[3] = self.layout.slices, self.longest
-        for word, span in kept.extents:
-            _, words[word], words[word + 1] = lengths[span]
-        for word, first, index, where in kept.scratch:
-            words[word], words[word + 1] = first + index * self.width, where | self.width << 16
-        for word, span, base, where in kept.user:
-            start, _, piece = lengths[span]
-            first = at.user[where & 1] if base is None else base
-            words[word] = first + start * item
-            words[word + 1] = (_HERE if base is None else where) | piece * item << 16
-        return words
+        return kept
 
     def _block(self, number: int, at: Addresses) -> BlockWords:
-        """A block's words, but for what the layout decides."""
         block: BlockProgram = self.program.programs[number]
         slots = self.program.slots
         words = [len(block.rows), 0, slots, 0]
@@ -348,17 +385,18 @@ class Writer:
             return at.peer_buffers[output][chunk.rank], _HERE
         return 0, _PEER | output << 2 | chunk.rank << 3
 
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The chunks of INPUT and OUTPUT whose spans its blocks so far take, by number."""
+        return tuple(self._spans)
+
     def _number(self, chunk: Chunk) -> int:
         """The number of a chunk of INPUT or OUTPUT."""
         return self._spans.setdefault(chunk, len(self._spans))
 
     def span(self, chunk: Chunk) -> tuple[int, int, int]:
         """The first element of a chunk of INPUT or OUTPUT, its elements, and those of a slice."""
-        layout = self.layout
-        number, within = divmod(chunk.index, layout.collective.chunks)
-        offset, count = layout.segment(chunk.buffer, chunk.rank, number)
-        low, high = layout.part(count, within)
-        return offset + low, high - low, layout.piece(high - low)
+        return self.layout.chunk(chunk.buffer, chunk.rank, chunk.index)
 
     def flag(self, src: int, dst: int, at: Addresses) -> int:
         """The address of the flag that block ``src`` posts to block ``dst``."""
