@@ -165,10 +165,11 @@ class CallCache:
         second: Extent,
         patience: float | None = None,
     ) -> tuple[Any, Given] | None:
-        """A call of GPU ranks whose count alone is new, kept like one that was checked.
+        """A call of GPU ranks whose count alone is new.
 
-        ``shape`` says what the key does but the counts. Not one kernel runs every count: it may be
-        prepared anew. None where it must be checked.
+        It is kept like one that was checked, unless it is launched by words of another that are
+        rewritten. ``shape`` says what the key does but the counts. Not one kernel runs every count:
+        it may be prepared anew. None where it must be checked.
         """
         if second[0] and first[0] and overlap(first, second):
             if first != second:
@@ -216,9 +217,9 @@ class CallCache:
         starts: tuple[int, int],
         patience: float | None,
     ) -> tuple[Any, Given]:
-        """A call that is prepared like one that differs in its counts alone.
+        """A call like one that differs in its counts alone.
 
-        It is kept, unless its counts have not come before.
+        What is prepared is kept; a launch that only rewrites words of another is not.
         """
         state, call, config, (key, shape) = self._state, checked.call, checked.config, keys
         start, end = starts
@@ -235,13 +236,15 @@ class CallCache:
                 if before is not None and prepared is None:
                     once = state.recount(before, call.count, call if call.counts else None)
                     if once is not None:
+                        with self._adding:
+                            self._renew(like)
                         return once, given
                     prepared, used = state.prepare_like(before, call, config), like
         anew = prepared is None
         if prepared is None:
             prepared = self._prepare(viewed(call, extents, device_view), config, patience)
         with self._adding:
-            if anew:
+            if anew and call.count:  # no count is like 0
                 self._shapes[shape] = checked, *likes[: _ALIKE - 1]
             elif used is not None:
                 self._renew(used)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import ringcoll
+from ringcoll.algorithms import ALGORITHMS
+from ringcoll.communicator.call_cache import CACHED_CALLS
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import premul_sum
 from ringcoll.errors import ClosedError
@@ -166,6 +168,37 @@ def test_counts_about_a_kept_one_are_not_chosen_again(ranks, monkeypatch, first,
         for _ in range(3):
             comm.all_reduce(from_pointer(1 << 32, count, "float32", 0))
     assert watched.prepared == 0
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_calls_that_are_like_no_others_keep_nothing_for_them(ranks, monkeypatch):
+    """Nobody knows for which counts an algorithm of the user's makes one plan."""
+    comm = ranks[0][0]
+    watched, ring = Watched(comm, monkeypatch), ALGORITHMS["all_reduce"]["ring"]
+    for count in range(300_000, 300_010):
+        comm.all_reduce(from_pointer(1 << 32, count, "float32", 0), algorithm=ring)
+        assert (watched.last.recounter, watched.last.recounts) == (None, None)
+    assert (watched.prepared, watched.once, watched.likes) == (10, 0, 0)
+    for call, _ in _prepared(comm):
+        assert (call.recounter, call.recounts) == (None, None)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_what_counts_are_launched_like_is_not_the_oldest(ranks, monkeypatch):
+    """New counts by Simple beside more calls of other sizes than are kept."""
+    comm = ranks[0][0]
+    for count in (5_000_000, 4_999_999):  # of odd counts the last word is not whole
+        comm.all_reduce(from_pointer(1 << 32, count, "float32", 0))
+    watched, chosen = Watched(comm, monkeypatch), 0
+    for step in range(CACHED_CALLS + 20):
+        before = watched.prepared
+        comm.all_reduce(from_pointer(1 << 32, 5_000_001 + step, "float32", 0))
+        chosen += watched.prepared - before
+        x = from_pointer(1 << 32, 2 + step, "int8", 0)
+        for _ in range(2):  # it is kept when it comes again
+            comm.broadcast(x, root=0)
+    assert len(comm._engine.calls._prepared) == CACHED_CALLS
+    assert (chosen, watched.once >= CACHED_CALLS) == (0, True)
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)

@@ -170,6 +170,18 @@ def test_counts_about_kept_ones_are_not_chosen_again(ranks, monkeypatch, name, a
     assert (watched.prepared, watched.likes, watched.once) == before
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_no_counts_are_like_none(ranks, monkeypatch):
+    """Of one byte, counts of 0 have the shape of others."""
+    comm = ranks[0][0]
+    watched, launched = Watched(comm, monkeypatch), set[tuple[int, ...]]()
+    for counts in ([1, 0], [0, 0], [0, 1], [0, 0], [1, 0]) * 2:
+        narrow = from_pointer(1 << 32, counts[0], "int8", 0)
+        comm.all_gather_v(narrow, from_pointer(1 << 33, sum(counts), "int8", 0), counts)
+        launched.add(watched.last.call.counts)
+    assert launched == {(1, 0), (0, 0), (0, 1)}
+
+
 @pytest.mark.parametrize("ranks", [3], indirect=True)
 def test_timeouts_of_new_counts_are_their_own(ranks, monkeypatch):
     (comm, *_), _ = ranks

@@ -181,7 +181,7 @@ class CudaState(MessageState):
     def recount(
         self, before: CudaCall, count: int, counted: Call | None = None
     ) -> RecountedCall | None:
-        """A call that differs from a prepared one in its counts alone; None: it is to be kept."""
+        """A call that differs from a prepared one in its counts alone; None: prepare it."""
         if self.closed or self.inherited or self.broken is not None:  # saves a call
             self.usable()
         return None if self.debug else self.cuda.recount(before, count, counted)

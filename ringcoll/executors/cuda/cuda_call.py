@@ -29,7 +29,7 @@ class CudaCall:
     number: int
     slot: int
     timeout: float  # seconds that a wait of its kernels may take
-    at: Addresses  # by LL and LL128 with the number of the call that it was prepared like
+    at: Addresses  # with the number of the call that it was prepared like, if there is one
     addresses: Given  # of the arrays that it was prepared for
     limits: Limits
     launchable: Launching | None = None  # None where ranks share a launch

@@ -218,7 +218,7 @@ class CudaPreparer:
         """
         recounter = before.recounter
         if recounter is None:
-            if before.body is None:
+            if before.body is None or not self._alike(before).longest:
                 return None
             recounter = before.recounter = self._recounter(before)
         if self.recorder is not None or not recounter.holds(count, counted):
@@ -297,7 +297,7 @@ class CudaPreparer:
             number,
             number % RECORDS,
             before.timeout,
-            before.at if choice.launch.in_band else before.at.on(number),
+            before.at,
             (0, 0, 0, 0),
             before.limits,
         )

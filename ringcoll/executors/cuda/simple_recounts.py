@@ -34,7 +34,7 @@ Span = tuple[int, int, int]
 class _Program:
     """One of the programs of a launch: where its words lie, and what its layout is made of."""
 
-    writer: Writer
+    writer: Writer  # of this program alone: its words have no numbers of a dual launch's moves
     blocks: tuple[tuple[int, BlockWords], ...]  # the first word of each
     layout: Layout
     chunks: tuple[Chunk, ...]
@@ -51,7 +51,7 @@ class _Program:
                 (number * count + parts[k][0], parts[k][1] - parts[k][0], pieces[k])
                 for number, k in self.segments
             ]
-            return spans, pieces[0]
+            return spans, pieces[0]  # of one channel no chunk is longer than the first
         layout = layout_for(layout, counted)
         return [
             layout.chunk(each.buffer, each.rank, each.index) for each in self.chunks
