@@ -21,7 +21,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import HostMapped
 from ringcoll.encode import BlockProgram, Program
-from ringcoll.errors import Error, MismatchError, RankLostError
+from ringcoll.errors import DeadlineError, Error, MismatchError, RankLostError
 from ringcoll.executors.cuda.cuda_call import AnyCudaCall
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.ll import batches
@@ -50,6 +50,9 @@ _log = log.logger()
 _EVERY = 0.1
 """Seconds between checks; a kernel that waits for a dead rank aborts within twice that."""
 
+_DECLARED = DeadlineError, MismatchError, RankLostError
+"""What a watchdog tells the peers, whose kernels have ended with this rank's: its own thread may do
+other things for long, and theirs would say only that another rank has failed."""
 
 _UNTIL_DECLARED = 0.3
 """Seconds for a rank whose kernel has failed to declare why: its watchdog does so by then."""
@@ -333,8 +336,8 @@ def _check_often(
             error = None
         if error is not None:
             _log.error("rank %d: %s", fabric.rank, error)
-            if type(error) is RankLostError:  # whose cause others may not know yet
-                fabric.abort(str(error), error=RankLostError)
+            if type(error) in _DECLARED:
+                fabric.abort(str(error), error=type(error))
             known.give_up(error)
             return
         del known

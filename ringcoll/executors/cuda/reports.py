@@ -107,7 +107,8 @@ def _error_of_pair(
     peer, sends = report.peer, report.step & _PAIR_SENDS
     verb, to, other = ("send", "to", "recv") if sends else ("recv", "from", "send")
     mine = text_of(rank, report.own)
-    where = f"{verb} {to} rank {peer} on rank {rank} (call {report.epoch} of this pair, {mine})"
+    what = f"call {report.epoch} of this pair" + (f", {mine}" if mine else "")
+    where = f"{verb} {to} rank {peer} on rank {rank} ({what})"
     if report.kind == MISMATCH:
         theirs = text_of(peer, report.launch)
         return different_ends(rank, peer, report.epoch, mine, theirs, sends=bool(sends))
