@@ -109,10 +109,13 @@ def raise_failed(
         raise RankLostError("; ".join(deaths))
     first = min(failed, key=lambda rank: failed[rank].since)
     state, reason = failed[first].state, failed[first].reason
-    who = "this rank" if first == own else named([names[first]])
-    verb = "aborted" if state is State.ABORTED else "gave up"
+    if state is State.ABORTED:
+        who = "this rank" if first == own else named([names[first]])
+        said = f"{who} aborted: {reason}"
+    else:  # what this rank has found itself, its watchdog may have told the others
+        said = reason if first == own else f"{named([names[first]])} gave up: {reason}"
     # What a rank relays begins with the rank that aborted: its own name would mislead.
-    raise _ERRORS[state](reason if _RELAYED.match(reason) else f"{who} {verb}: {reason}")
+    raise _ERRORS[state](reason if _RELAYED.match(reason) else said)
 
 
 def raise_departed(

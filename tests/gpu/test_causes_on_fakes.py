@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll import DeadlineError, MismatchError
+from ringcoll import AbortedError, DeadlineError, MismatchError, RankLostError
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
@@ -22,7 +25,7 @@ pytestmark = needs_compiler
 @pytest.fixture
 def comms(monkeypatch):
     gpus = fake(monkeypatch, 3, sms=24)
-    made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=20)
+    made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=5)
     yield made
     close(made, failed=True)
     gpus.close()
@@ -53,7 +56,7 @@ def test_a_rank_beside_it_is_told_the_cause(comms, cause):
         if not late:
             exchange(comm, kept, longer=1)
         elif comm.rank < 2:
-            exchange(comm, kept, timeout=20 - 19.5 * comm.rank)
+            exchange(comm, kept, timeout=5 - 4.5 * comm.rank)
         if comm.rank:
             assert looked.wait(30)
         try:
@@ -73,3 +76,80 @@ def test_a_rank_beside_it_is_told_the_cause(comms, cause):
     assert 0 in raised
     for rank, error in raised.items():
         assert type(error) is kind and all(words in str(error) for words in said), (rank, error)
+
+
+CALLS = ("all_reduce", "all_gather", "broadcast", "reduce", "neighbours")
+FAULTS: dict[str, tuple[type[ringcoll.Error], ...]] = {
+    "another count": (MismatchError,),
+    "another dtype": (MismatchError,),
+    "another call": (MismatchError,),
+    "no call": (MismatchError, DeadlineError),
+    "close": (RankLostError,),
+    "abort": (AbortedError,),
+}
+
+
+def call(comm, name: str, count: int, dtype: str, kept: list[FakeBuffer]) -> None:
+    """One call on fresh buffers."""
+
+    def array(segments: int = 1) -> Any:
+        kept.append(FakeBuffer(comm, np.ones(count * segments, dtype), dtype))
+        return kept[-1].array
+
+    me, n = comm.rank, comm.nranks
+    if name == "all_gather":
+        comm.all_gather(array(), array(n))
+    elif name == "broadcast":
+        comm.broadcast(array(), root=0)
+    elif name == "reduce":
+        comm.reduce(array(), None if me else array(), root=0)
+    elif name == "all_reduce":
+        comm.all_reduce(array())
+    else:
+        with ringcoll.group():
+            for way in (1, -1):
+                comm.send(array(), (me + way) % n)
+                comm.recv(array(), (me - way) % n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whoever_looks_and_whenever_the_cause_is_told(comms, fault, seed):
+    """Random calls, of which one rank makes one differently, or makes no more."""
+    draw = random.Random(f"{fault} {seed}")
+    names, counts = draw.choices(CALLS, k=5), draw.choices((10, 5000, 60_000), k=5)
+    culprit, at = draw.randrange(3), draw.randrange(1, 4)
+    naps = [draw.choices((0, 0, 0.05, 0.5), k=5) for _ in range(3)]
+    raised: dict[int, BaseException] = {}
+    kept: list[list[FakeBuffer]] = [[], [], []]
+
+    def work(comm) -> None:
+        for step, (name, count) in enumerate(zip(names, counts, strict=True)):
+            dtype, bad = "int32", comm.rank == culprit and step == at
+            if bad and fault == "close":
+                return comm.close()
+            if bad and fault == "abort":
+                return comm.abort("so the test has it")
+            if bad and fault == "no call":
+                continue
+            if bad and fault == "another call":
+                name = "reduce" if name == "all_reduce" else "all_reduce"
+            elif bad:
+                count += fault == "another count"
+                dtype = "float32" if fault == "another dtype" else dtype
+            call(comm, name, count, dtype, kept[comm.rank])
+            time.sleep(naps[comm.rank][step])
+        return comm.synchronize()
+
+    def run(comm) -> None:
+        try:
+            work(comm)
+        except ringcoll.Error as error:
+            raised[comm.rank] = error
+
+    in_threads(comms, run)
+    assert raised
+    for rank, error in raised.items():
+        assert isinstance(error, FAULTS[fault]), (rank, error)
+        assert "another rank's call has failed" not in str(error)
