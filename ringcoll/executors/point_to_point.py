@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ringcoll.algorithms import build
 from ringcoll.arguments.calls import Call
-from ringcoll.bounded import Seen
+from ringcoll.bounded import Seen, evict
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import DTYPES, DType
 from ringcoll.encode import Program, encode
@@ -187,8 +187,7 @@ class Pairs:
                 landings,
             )
             if self._seen.often(key):
-                while len(self._prepared) >= PREPARED:
-                    self._prepared.pop(next(iter(self._prepared)), None)
+                evict(self._prepared, PREPARED)
                 self._prepared[key] = found
         return found
 

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
+from ringcoll.bounded import evict
 from ringcoll.launch import Layout
 from ringcoll.tuner import choose
 from ringcoll.tuner.candidates import layout_of
@@ -58,8 +59,7 @@ class KeptChoices:
         found = choose(call, self._machine, limits, self._fits)
         counts = self._counts(found, call, limits)
         with self._adding:
-            while len(self._kept) >= KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
+            evict(self._kept, KEPT)
             self._kept[key] = found, counts
         return found, found.layout
 

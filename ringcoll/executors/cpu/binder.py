@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call
 from ringcoll.arithmetic import SMALL
 from ringcoll.bootstrap.contract import named
+from ringcoll.bounded import evict
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program
@@ -127,8 +128,7 @@ class Binder:
         """Keep the rows of a call that is not kept, and has ended, for the next one."""
         bound.leave()
         if self._halves:  # else all has been forgotten since they were bound
-            while len(self._spare) >= TEMPLATES:
-                self._spare.pop(next(iter(self._spare)), None)
+            evict(self._spare, TEMPLATES)
             self._spare[bound.spare] = bound
 
     def _template(self, choice: Choice, call: Call) -> ProgramTemplate:
@@ -138,8 +138,7 @@ class Binder:
         key = program, slices, dtype.name, dtype.wide, operator
         kept = self._templates.get(key)
         if kept is None:
-            while len(self._templates) >= TEMPLATES:
-                self._templates.pop(next(iter(self._templates)), None)
+            evict(self._templates, TEMPLATES)
             kept = self._templates[key] = self._new_template(choice, call)
         return kept
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
+from ringcoll.bounded import evict
 from ringcoll.executors.binding import UserPart
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cpu.recount import Recount
@@ -155,8 +156,7 @@ class CpuCall:
         """Keep rows for the next call; they may go to another count unless theirs comes again."""
         if rows.recount is not None and rows.count not in self.taken:
             self.spare[key[0]] = rows
-        while len(self.bound) >= (COUNTS if self.counts else PLACES):
-            self.bound.pop(next(iter(self.bound)))
+        evict(self.bound, COUNTS if self.counts else PLACES)
         self.bound[key] = rows
 
     def move_to(self, given: Given) -> None:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringcoll import log
+from ringcoll.bounded import evict
 from ringcoll.cuda.device import on
 from ringcoll.cuda.driver import Allocation, allocation_of, number_of
 from ringcoll.cuda.memory import host_mapped
@@ -174,8 +175,7 @@ class AutoRegister:
             if self.register(pointer):
                 return  # an allocation that is freed has no number any more
             uses = -_PAUSE
-        while len(self._uses) >= _MAX_COUNTED:
-            self._uses.pop(next(iter(self._uses)))
+        evict(self._uses, _MAX_COUNTED)
         self._uses[number] = uses
 
     def register(self, pointer: int) -> bool:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from ringcoll import log
+from ringcoll.bounded import evict
 from ringcoll.cuda.device import Current, Device, on
 from ringcoll.cuda.streams import EventPool, waiting_ends_capture
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
@@ -185,8 +186,7 @@ class CudaExecutor(CudaPreparer):
         key = tuple(map(id, calls))
         found = self._merged.get(key)
         if found is None:
-            while len(self._merged) >= 64:
-                self._merged.pop(next(iter(self._merged)))
+            evict(self._merged, 64)
             found = self._merged[key] = (calls, self.launchable_of(calls))
         given = (call.addresses or call.prepared.addresses for call in submitted)
         with on(self.device.ordinal):

@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any
 
 from ringcoll import log
+from ringcoll.bounded import evict
 from ringcoll.folders import write_aside
 
 FOLDER = Path(__file__).parents[2] / "compiled"
@@ -157,8 +158,7 @@ class ShippedKernels:
             packed = file.read(length)
         block = _unpacked(packed, size)
         with self._lock:
-            while len(self._blocks) >= _KEPT:
-                self._blocks.pop(next(iter(self._blocks)))
+            evict(self._blocks, _KEPT)
             self._blocks[manifest.arch, number] = block
         return block
 
