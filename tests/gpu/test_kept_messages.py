@@ -11,6 +11,7 @@ import pytest
 import ringcoll
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.executors.cuda import sending
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
@@ -29,6 +30,53 @@ def comms(monkeypatch):
     yield made
     close(made, failed=True)
     gpus.close()
+
+
+def test_groups_of_kept_messages_are_launched_as_before(comms, monkeypatch):
+    """Another order, a timeout or a new message is another launch."""
+    launched: list[int] = []
+    honest = sending._launch
+
+    def noted(members, *loaded):
+        launched.append(members[0].rank)
+        return honest(members, *loaded)
+
+    monkeypatch.setattr(sending, "_launch", noted)
+
+    def work(comm) -> None:
+        other, kept = 1 - comm.rank, list[FakeBuffer]()
+
+        def group(step: int, *, back: bool = False, longer: int = 0, **how) -> None:
+            sent = FakeBuffer(comm, np.full(300 + longer, comm.rank + step), offset=step % 3)
+            got, more = FakeBuffer(comm, 300 + longer), FakeBuffer(comm, 5000)
+            large = FakeBuffer(comm, np.full(5000, 7 - step - comm.rank))
+            kept.extend((sent, got, more, large))
+            calls = [
+                lambda: comm.send(sent.array, other, **how),
+                lambda: comm.recv(got.array, other, **how),
+                lambda: comm.sendrecv(large.array, other, more.array, other, **how),
+            ]
+            with ringcoll.group():
+                for call in reversed(calls) if back else calls:
+                    call()
+            comm.synchronize()
+            got.check(np.full(300 + longer, other + step))
+            more.check(np.full(5000, 7 - step - other))
+
+        for step in range(6):
+            group(step)
+        for step in range(3):
+            group(step, back=True)
+            group(step)
+        group(1, stream=0)
+        group(2, timeout=15)
+        group(3, longer=1)
+        comm.all_reduce(kept[-1].array)
+        for step in range(4):
+            group(step)
+
+    assert in_threads(comms, work) == []
+    assert sorted(launched) == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("name", ["sendrecv", "send", "later", "stream", "group", "max_sms"])

@@ -63,7 +63,13 @@ class PairCalls(GroupCall):
 
     @staticmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
-        """Launches of all ranks of this process: ranks that share a GPU share a launch."""
+        """Launches of all ranks of this process: ranks that share a GPU share a launch.
+
+        None where one rank's are launched at once, as those of an earlier group.
+        """
+        first = calls[0]
+        if isinstance(first, PairCalls) and first.pairs.launch_kept(calls):
+            return []
         members: dict[int, list[PairCalls]] = {}
         for call in calls:
             if isinstance(call, PairCalls):
@@ -162,6 +168,16 @@ class PreparedPairs:
     large: bool  # whether any is large
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _KeptGroup:
+    """The launch of a group's messages of one rank that shares its device with no other."""
+
+    calls: tuple[tuple[Call, ...], ...]  # kept ones, by whose identities it is found
+    launchable: Launching
+    records: list[Record]
+    timeout: float
+
+
 class CudaPairs:
     """One rank's sends and receives, with the workspace, report and streams of ``executor``."""
 
@@ -172,6 +188,7 @@ class CudaPairs:
         self._launches = MessageLaunches(executor)
         self._recounted = RecountedMessages(executor, self._launches)
         self._kept: dict[tuple[object, ...], tuple[Launching, list[Record]]] = {}
+        self._groups: dict[tuple[int, ...], _KeptGroup] = {}
         self._alike: dict[object, Seen] = {}  # by what is no count of a group's messages
 
     @property
@@ -242,10 +259,7 @@ class CudaPairs:
         """Launch the messages of one call, on arrays at these addresses."""
         executor, given, starts = self.executor, [0] * prepared.addresses, (send, recv)
         executor.async_errors.check()
-        for shared_state, number, text in prepared.records:
-            executor.async_errors.launched_message(number, prepared.timeout)
-            if not shared_state.keeps_record(number):
-                shared_state.record(number, text)
+        self._publish(prepared.records, prepared.timeout)
         for place, side, offset in prepared.given:
             given[place] = starts[side] + offset
         if prepared.large:
@@ -253,6 +267,29 @@ class CudaPairs:
             for place, offset, call in prepared.received:
                 given[place] = self.mapped_address(call, recv + offset)
         executor.enqueue(prepared.launchable, stream, tuple(given))
+
+    def launch_kept(self, calls: Sequence[GroupCall]) -> bool:
+        """Launch a group's messages as before if they are kept; False: nothing was done."""
+        own = [call for call in calls if isinstance(call, PairCalls)]
+        found = self._groups.get(tuple([id(call.calls) for call in own]))
+        stream = own[0].stream
+        if found is None or any(call.stream != stream for call in own):
+            return False
+        executor = self.executor
+        executor.async_errors.check()
+        self._publish(found.records, found.timeout)
+        addresses = Member(self, tuple(own)).addresses()
+        executor.enqueue(found.launchable, stream, tuple(addresses))
+        executor.stream_order.release(own[-1])
+        return True
+
+    def _publish(self, records: Sequence[Record], timeout: float) -> None:
+        """Keep what errors and peers say of messages that are launched now."""
+        launched = self.executor.async_errors.launched_message
+        for shared_state, number, text in records:
+            launched(number, timeout)
+            if not shared_state.keeps_record(number):
+                shared_state.record(number, text)
 
     def update_mappings(self) -> None:
         """Before a launch with large messages: map what peers have made or registered."""
@@ -312,6 +349,15 @@ class CudaPairs:
         key = (timeout, *(member.key() for member in members))
         new = None if key in self._kept else self._new_counts(members, timeout)
         found = self._recounted.launch(new) if new else self._keep(key, members, timeout)
+        first = members[0]
+        if new is None and self.launches_alone and not first.engines:
+            calls, (launchable, records) = tuple(paired.calls for paired in first.paired), found
+            # Others are made for one call, or of no shape that is found again.
+            if all(paired.key and paired.addresses for paired in first.paired):
+                evict(self._groups, KEPT)
+                self._groups[tuple(map(id, calls))] = _KeptGroup(
+                    calls, launchable, records, timeout
+                )
         for shared_state, number, text in found[1]:
             for executor in (member.pairs.executor for member in members):
                 if executor.shared_state is shared_state:
