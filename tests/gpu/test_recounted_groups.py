@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import MismatchError
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
@@ -153,6 +154,47 @@ def test_ranks_that_share_a_gpu_pack_their_launch(monkeypatch, new):
 
     assert in_threads(comms, work, gpus) == []
     assert new == []
+    close(comms, failed=True)
+    gpus.close()
+
+
+def test_empty_segments_lie_nowhere(monkeypatch, new):
+    """A kept scatter_v that sends a rank nothing, in a group of new counts on lower buffers."""
+    gpus = fake(monkeypatch, 3, sms=24)
+    comms = ringcoll.init_all([0, 1, 2], device="cuda", timeout=20)
+
+    def work(comm) -> None:
+        me, pool = comm.rank, np.zeros(20_000, "int32")
+
+        def at(place: int, count: int) -> Any:
+            address = pool.ctypes.data + 4 * place
+            return from_pointer(address, (count,), "int32", me)
+
+        def group(place: int, counts: list[int], message: int = 0) -> None:
+            pool[:] = -1
+            pool[place : place + sum(counts)] = np.arange(sum(counts))
+            pool[place + 200 : place + 200 + message] = 7
+            with ringcoll.group():
+                root = (at(place, sum(counts)), at(place + 100, counts[0]), counts)
+                comm.scatter_v(*(root if me == 0 else (None, at(place + 100, counts[me]))), root=0)
+                if message and me == 1:
+                    comm.send(at(place + 200, message), 0)
+                elif message and me == 0:
+                    comm.recv(at(place + 300, message), 1)
+            comm.synchronize()
+            before = sum(counts[:me])
+            got = pool[place + 100 : place + 101 + counts[me]]
+            assert got.tolist() == [*range(before, before + counts[me]), -1]
+            if message and me == 0:
+                assert pool[place + 300 : place + 301 + message].tolist() == [7] * message + [-1]
+
+        group(9000, [4, 5, 6], 7)
+        for _ in range(3):
+            group(9000, [0, 3, 0])
+        group(0, [0, 3, 0], 7)
+
+    assert in_threads(comms, work) == []
+    assert new
     close(comms, failed=True)
     gpus.close()
 

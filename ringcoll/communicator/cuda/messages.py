@@ -280,6 +280,7 @@ class MessageEngine(Engine):
         found = _Messages(paired, places, (bytes_of(key[2]), bytes_of(key[3])), own, timeout)
         arguments: Any = key[1]
         if can_change(*arguments, *options.values()):
+            found.calls = replace(paired, key=())
             return found
         with state.lock:
             evict(self._messages, CACHED_CALLS)
@@ -363,11 +364,14 @@ def _peers_of(calls: list[Call]) -> Peers:
 
 
 def _places_of(calls: list[Call], first: int, second: int) -> Places:
-    """Where messages lie in ``sendbuf`` and ``recvbuf``, which begin there."""
+    """Where messages lie in ``sendbuf`` and ``recvbuf``, which begin there.
+
+    Empty ones, which have no address, lie at the beginning.
+    """
     return tuple(
         (
-            None if call.send is None else start_of(call.send) - first,
-            None if call.recv is None else start_of(call.recv) - second,
+            None if call.send is None else (start_of(call.send) or first) - first,
+            None if call.recv is None else (start_of(call.recv) or second) - second,
         )
         for call in calls
     )
