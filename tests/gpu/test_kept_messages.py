@@ -79,6 +79,41 @@ def test_groups_of_kept_messages_are_launched_as_before(comms, monkeypatch):
     assert sorted(launched) == [0] * 4 + [1] * 4
 
 
+def test_groups_that_are_not_found_again_evict_none(comms):
+    """Of a number that can change, and on two streams."""
+
+    class Number:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __index__(self) -> int:
+            return self.value
+
+    def work(comm) -> None:
+        other, kept = 1 - comm.rank, list[FakeBuffer]()
+        groups = comm._state.sending._groups
+
+        def group(peer, *streams: int) -> None:
+            sent, got = FakeBuffer(comm, np.full(10, comm.rank)), FakeBuffer(comm, 10)
+            kept.extend((sent, got))
+            with ringcoll.group():
+                comm.send(sent.array, peer, stream=streams[0])
+                comm.recv(got.array, peer, stream=streams[-1])
+            comm.synchronize()
+            got.check(np.full(10, other))
+
+        group(other, 0)
+        group(other, 0)
+        found = list(groups.items())
+        assert len(found) == 1
+        for _ in range(3):
+            group(Number(other), 0)
+            group(other, 0, 5)
+        assert list(groups.items()) == found
+
+    assert in_threads(comms, work) == []
+
+
 @pytest.mark.parametrize("name", ["sendrecv", "send", "later", "stream", "group", "max_sms"])
 def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
     """The buffers of a message that was made before are read, and not viewed and checked again."""

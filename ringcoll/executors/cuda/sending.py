@@ -175,7 +175,7 @@ class _KeptGroup:
     calls: tuple[tuple[Call, ...], ...]  # kept ones, by whose identities it is found
     launchable: Launching
     records: list[Record]
-    timeout: float
+    timeout: float  # the shortest of its messages
 
 
 class CudaPairs:
@@ -284,12 +284,13 @@ class CudaPairs:
         return True
 
     def _publish(self, records: Sequence[Record], timeout: float) -> None:
-        """Keep what errors and peers say of messages that are launched now."""
-        launched = self.executor.async_errors.launched_message
+        """Keep what errors and peers say of this rank's messages that are launched now."""
+        executor = self.executor
         for shared_state, number, text in records:
-            launched(number, timeout)
-            if not shared_state.keeps_record(number):
-                shared_state.record(number, text)
+            if shared_state is executor.shared_state:
+                executor.async_errors.launched_message(number, timeout)
+                if not shared_state.keeps_record(number):
+                    shared_state.record(number, text)
 
     def update_mappings(self) -> None:
         """Before a launch with large messages: map what peers have made or registered."""
@@ -348,23 +349,30 @@ class CudaPairs:
         """The launch for some ranks of this device, until the next one, and its records."""
         key = (timeout, *(member.key() for member in members))
         new = None if key in self._kept else self._new_counts(members, timeout)
-        found = self._recounted.launch(new) if new else self._keep(key, members, timeout)
-        first = members[0]
-        if new is None and self.launches_alone and not first.engines:
-            calls, (launchable, records) = tuple(paired.calls for paired in first.paired), found
-            # Others are made for one call, or of no shape that is found again.
-            if all(paired.key and paired.addresses for paired in first.paired):
-                evict(self._groups, KEPT)
-                self._groups[tuple(map(id, calls))] = _KeptGroup(
-                    calls, launchable, records, timeout
-                )
-        for shared_state, number, text in found[1]:
-            for executor in (member.pairs.executor for member in members):
-                if executor.shared_state is shared_state:
-                    executor.async_errors.launched_message(number, timeout)
-            if not shared_state.keeps_record(number):
-                shared_state.record(number, text)
+        found: tuple[Launching, list[Record]]
+        if new is not None:
+            found = self._recounted.launch(new)
+        else:
+            found = self._keep(key, members, timeout)
+            self._keep_group(members[0], *found, timeout)
+        for member in members:
+            member.pairs._publish(found[1], timeout)
         return found
+
+    def _keep_group(
+        self, member: Member, launchable: Launching, records: list[Record], timeout: float
+    ) -> None:
+        """Keep the launch of a rank that shares its device with no other for the next group."""
+        paired = member.paired
+        if not self.launches_alone or member.engines or len({p.stream for p in paired}) > 1:
+            return
+        # Others are made for one call, or of no shape that is found again.
+        if all(each.key and each.addresses for each in paired):
+            calls = tuple(each.calls for each in paired)
+            key = tuple(map(id, calls))
+            self._groups.pop(key, None)  # it is the newest
+            evict(self._groups, KEPT)
+            self._groups[key] = _KeptGroup(calls, launchable, records, timeout)
 
     def _keep(
         self, key: tuple[object, ...], members: Sequence[Member], timeout: float
