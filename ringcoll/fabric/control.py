@@ -11,6 +11,7 @@ whose tags have nothing in common: who leaves one makes sure before that its las
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -91,6 +92,8 @@ class Control:
         self.alarm = self.words[_ALARM : _ALARM + 1]  # not zero: there is an abort to be read
         self._text = memory[_TEXT : _TEXT + _TEXT_BYTES]
         self._fence = fence
+        # A watchdog may declare while the rank's thread does, or a signal handler in the middle.
+        self._declaring = threading.RLock()
         self.calls = Mailbox(memory[_CALLS:_SUBSETS], fence)
         self.subsets = Mailbox(memory[_SUBSETS:CONTROL_BYTES], fence)
 
@@ -115,17 +118,18 @@ class Control:
 
     def declare(self, state: State, reason: str = "") -> None:
         """Leave the open state; the first declaration counts, but for a later departure."""
-        if state.left:
-            self.words[_LEFT] = 1
-        if self.state is not State.OPEN:
-            return
         text = reason.encode("utf-8", "replace")[:_TEXT_BYTES]
-        self._text[: len(text)] = text
-        self.words[_REASON] = len(text)
-        self.words[_SINCE] = time.monotonic_ns()
-        if self._fence:
-            self._fence()
-        self.words[_STATE] = state
+        with self._declaring:
+            if state.left:
+                self.words[_LEFT] = 1
+            if self.state is not State.OPEN:
+                return
+            self._text[: len(text)] = text
+            self.words[_REASON] = len(text)
+            self.words[_SINCE] = time.monotonic_ns()
+            if self._fence:
+                self._fence()
+            self.words[_STATE] = state
 
     def alert(self) -> None:
         """Raise this rank's alarm."""

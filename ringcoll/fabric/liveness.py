@@ -112,7 +112,7 @@ def raise_failed(
     if state is State.ABORTED:
         who = "this rank" if first == own else named([names[first]])
         said = f"{who} aborted: {reason}"
-    else:  # what this rank has found itself, its watchdog may have told the others
+    else:  # its own finding, which its watchdog has told the others, needs no name in front
         said = reason if first == own else f"{named([names[first]])} gave up: {reason}"
     # What a rank relays begins with the rank that aborted: its own name would mislead.
     raise _ERRORS[state](reason if _RELAYED.match(reason) else said)

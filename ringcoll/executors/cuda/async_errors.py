@@ -50,9 +50,10 @@ _log = log.logger()
 _EVERY = 0.1
 """Seconds between checks; a kernel that waits for a dead rank aborts within twice that."""
 
-_DECLARED = DeadlineError, MismatchError, RankLostError
-"""What a watchdog tells the peers, whose kernels have ended with this rank's: its own thread may do
-other things for long, and theirs would say only that another rank has failed."""
+TOLD = DeadlineError, MismatchError, RankLostError
+"""What a watchdog tells the peers, whose kernels have ended with this rank's, and a rank those that
+share its launch: its own thread may do other things for long, and theirs would say only that
+another rank has failed."""
 
 _UNTIL_DECLARED = 0.3
 """Seconds for a rank whose kernel has failed to declare why: its watchdog does so by then."""
@@ -336,7 +337,7 @@ def _check_often(
             error = None
         if error is not None:
             _log.error("rank %d: %s", fabric.rank, error)
-            if type(error) in _DECLARED:
+            if type(error) in TOLD:
                 fabric.abort(str(error), error=type(error))
             known.give_up(error)
             return

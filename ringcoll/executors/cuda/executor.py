@@ -15,8 +15,9 @@ from ringcoll import log
 from ringcoll.bounded import evict
 from ringcoll.cuda.device import Current, Device, on
 from ringcoll.cuda.streams import EventPool, waiting_ends_capture
-from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
+from ringcoll.errors import AbortedError, Error
 from ringcoll.executors.contract import Given, LaunchRequest
+from ringcoll.executors.cuda.async_errors import TOLD
 from ringcoll.executors.cuda.copy_launch import CopyLaunch
 from ringcoll.executors.cuda.cuda_call import AnyCudaCall, CudaCall
 from ringcoll.executors.cuda.loader import Loader
@@ -226,7 +227,7 @@ class CudaExecutor(CudaPreparer):
         self.stream_order.stop()
         if self.report.nbytes and self.report.host:
             struct.pack_into("<I", self.report.host, ABORT, 1)
-        known = next((kind for kind in (MismatchError, RankLostError) if type(error) is kind), None)
+        known = next((kind for kind in (AbortedError, *TOLD) if type(error) is kind), None)
         self.shared_launch.withdraw(
             known(str(error))
             if known
