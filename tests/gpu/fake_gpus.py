@@ -29,7 +29,7 @@ from tests.gpu.ranks import close
 from tests.gpu.stand_in import Runtime
 from tests.kernels.stand_in import library
 
-THREADS = 3
+WARPS = 3
 """Of a CUDA block here: one that talks to peers where lines are carried, and two that work."""
 
 HALVES = {"line_half": 1 << 20, "wide_half": 5 << 19, "scratch_half": 2 << 20, "copied": 3 << 20}
@@ -182,7 +182,8 @@ class Launch:
             raise AssertionError(f"{kernel.args_bytes()} bytes, {len(packed)} packed")
         self.gpus.ran.append(self.text)
         self.gpus.launches.append((self.gpus.getDevice(), self.ranks, self.blocks))
-        self.gpus.give(stream, lambda: kernel.launch(held, self.blocks, self.ranks, THREADS, 1))
+        threads = WARPS * kernel.lanes()
+        self.gpus.give(stream, lambda: kernel.launch(held, self.blocks, self.ranks, threads, 1))
 
 
 class FakeDevice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import ringcoll
@@ -14,7 +15,7 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
 
 pytestmark = needs_compiler
 
@@ -62,3 +63,22 @@ def test_ranks_that_share_some_processes_are_refused(gpus, monkeypatch):
     monkeypatch.setattr(ThreadFabric, "mixed", True)
     with pytest.raises(MachineError, match="start one process a rank, or make all of them threads"):
         ringcoll.init_all(2, device="cuda", timeout=30)
+
+
+@pytest.mark.parametrize(("count", "protocol"), [(9, "LL"), (20_000, "LL128"), (300_000, "Simple")])
+def test_ranks_that_share_a_gpu_run_every_protocol(monkeypatch, count, protocol):
+    """A line of LL128 has eight threads, on the stand-in of a GPU, too."""
+    gpus = fake(monkeypatch, 1, sms=24)
+    comms = ringcoll.init_all([0, 0], device="cuda", timeout=20)
+    kept = [FakeBuffer(comm, np.arange(count) * (1 + comm.rank)) for comm in comms]
+
+    def work(comm) -> None:
+        x = kept[comm.rank]
+        comm.all_reduce(x.array, protocol="Simple" if protocol == "Simple" else None)
+        comm.synchronize()
+        x.check(np.arange(count) * 3)
+        assert comm._state.cuda.async_errors.last.choice.launch.protocol == protocol
+
+    assert in_threads(comms, work) == []
+    close(comms)
+    gpus.close()

@@ -101,10 +101,13 @@ class Kernel:
     def args_bytes(self) -> int:
         return int(self.library.args_bytes())
 
+    def lanes(self) -> int:
+        """The threads of a warp here: those that share a line, else 1."""
+        return int(self.library.lanes())
+
     def launch(self, args: object, blocks: int, locals_: int, threads: int, calls: int) -> None:
         kernel = ctypes.cast(self.library[f"call_{self.number}"], ctypes.c_void_p)
-        lanes = self.library.lanes()
-        self.library.launch(kernel, args, lanes, blocks, locals_, threads, calls)
+        self.library.launch(kernel, args, self.lanes(), blocks, locals_, threads, calls)
 
 
 _compiled: dict[tuple[str, Path], Kernel] = {}
