@@ -375,7 +375,8 @@ class CudaState(MessageState):
         """Abort the communicator, and stop the kernels of this rank that wait."""
         self.cuda.stream_order.stop()
         super().abort(reason, error=error)
-        self.cuda.give_up(error(f"rank {self.fabric.rank} aborted: {reason}"))
+        name = self.fabric.names[self.fabric.rank]
+        self.cuda.give_up(error(f"rank {name} aborted: {reason}"))
 
     def forked(self) -> None:
         """Mark the state as inherited by a forked process."""

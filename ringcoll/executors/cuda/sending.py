@@ -65,7 +65,7 @@ class PairCalls(GroupCall):
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
         """Launches of all ranks of this process: ranks that share a GPU share a launch.
 
-        None where one rank's are launched at once, as those of an earlier group.
+        No task is left where one rank's have been launched as those of an earlier group.
         """
         first = calls[0]
         if isinstance(first, PairCalls) and first.pairs.launch_kept(calls):

@@ -20,8 +20,6 @@ from ringcoll.executors.cuda.params import (
 )
 from ringcoll.executors.cuda.simple import BlockWords, Writer
 from ringcoll.executors.cuda.workspace import Workspace
-from ringcoll.launch import Layout
-from ringcoll.plan import Chunk
 from ringcoll.tuner.choice import Choice, Grid
 from ringcoll.tuner.kept_gpu import layout_for
 from ringcoll.tuner.simple import Lanes
@@ -32,18 +30,16 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """One of the programs of a launch: where its words lie, and what its layout is made of."""
+    """One of the programs of a launch, and where its words lie."""
 
     writer: Writer  # of this program alone: its words have no numbers of a dual launch's moves
     blocks: tuple[tuple[int, BlockWords], ...]  # the first word of each
-    layout: Layout
-    chunks: tuple[Chunk, ...]
     segments: tuple[tuple[int, int], ...]  # of each chunk: its segment, and which part of it
     lanes: Lanes
 
     def spans(self, count: int, counted: Call | None) -> tuple[list[Span], int]:
         """Where the elements of each chunk lie, and those of the longest slice."""
-        layout = self.layout
+        layout = self.writer.layout
         if counted is None:  # a layout of its own takes longer to make than all the rest
             parts = [layout.part(count, k) for k in range(layout.collective.chunks)]
             pieces = [layout.piece(high - low) for low, high in parts]
@@ -53,9 +49,8 @@ class _Program:
             ]
             return spans, pieces[0]  # of one channel no chunk is longer than the first
         layout = layout_for(layout, counted)
-        return [
-            layout.chunk(each.buffer, each.rank, each.index) for each in self.chunks
-        ], layout.width()
+        chunks = [layout.chunk(each.buffer, each.rank, each.index) for each in self.writer.chunks]
+        return chunks, layout.width()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +75,25 @@ class SimpleRecounts:
                 return None
             found.append((spans, longest, slot))
             grids.append(program.lanes.grid(longest * self.item))
-        return SimplePlaced(self, found, grids)
+        grid = grids[0]._replace(blocks=max(each.blocks for each in grids))
+        return SimplePlaced(self, found, [each.replicas for each in grids], grid)
 
 
 @dataclass(frozen=True, slots=True)
 class SimplePlaced:
-    """Where the elements of one count lie, and each program's slices and CUDA blocks."""
+    """Where the elements of one count lie, and each program's slices and CUDA blocks a block."""
 
     of: SimpleRecounts
     found: list[tuple[list[Span], int, int]]  # spans; elements and bytes of a slice
-    grids: list[Grid]
-
-    @property
-    def grid(self) -> Grid:
-        """The CUDA blocks of a launch: enough for any of its programs."""
-        first = self.grids[0]
-        return first._replace(blocks=max(grid.blocks for grid in self.grids))
+    replicas: list[int]
+    grid: Grid  # of a launch: enough blocks for any of its programs
 
     def write(self, words: array[int], addresses: Given) -> None:
         """Write all words that the count decides, and the addresses that a launch is given."""
         of = self.of
-        words[REPLICAS_WORD] = words[REPLICAS_WORD] & HIGH_HALF | self.grids[0].replicas
-        for word, grid in zip(of.replicas, self.grids, strict=False):
-            words[word] = grid.replicas
+        words[REPLICAS_WORD] = words[REPLICAS_WORD] & HIGH_HALF | self.replicas[0]
+        for word, replicas in zip(of.replicas, self.replicas, strict=False):
+            words[word] = replicas
         for word, number, offset in of.fixed:
             words[word] = addresses[number] + offset
         for program, (spans, longest, slot) in zip(of.programs, self.found, strict=True):
@@ -136,9 +127,9 @@ def simple_recounts(
             (begin + words[begin + place], writer.block_words(block, at))
             for place, block in enumerate(writer.numbers(at), 1)
         )
-        chunks, each = writer.chunks, variant.layout.collective.chunks
-        segments = tuple(divmod(chunk.index, each) for chunk in chunks)
-        programs.append(_Program(writer, blocks, variant.layout, chunks, segments, of))
+        each = variant.layout.collective.chunks
+        segments = tuple(divmod(chunk.index, each) for chunk in writer.chunks)
+        programs.append(_Program(writer, blocks, segments, of))
     return SimpleRecounts(
         words[:],
         held,
