@@ -13,7 +13,7 @@ import ctypes
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -231,10 +231,10 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     return gpus
 
 
-def communicators(nranks: int, monkeypatch: Any) -> Iterator[Any]:
-    """Those of so many ranks, each on a GPU of its own, for a fixture."""
-    gpus = fake(monkeypatch, nranks, sms=24)
-    made = ringcoll.init_all([*range(nranks)], device="cuda", timeout=20)
+def communicators(devices: Sequence[int], monkeypatch: Any, timeout: float = 20) -> Iterator[Any]:
+    """Those of ranks on these GPUs, for a fixture."""
+    gpus = fake(monkeypatch, max(devices) + 1, sms=24)
+    made = ringcoll.init_all([*devices], device="cuda", timeout=timeout)
     yield made
     close(made, failed=True)
     gpus.close()

@@ -12,23 +12,18 @@ import pytest
 
 import ringcoll
 from ringcoll import AbortedError, DeadlineError, MismatchError, RankLostError
-from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, communicators, in_threads
 
 pytestmark = needs_compiler
 
 
 @pytest.fixture(params=[[0, 1, 2]])
 def comms(request, monkeypatch):
-    gpus = fake(monkeypatch, 3, sms=24)
-    made = ringcoll.init_all(request.param, device="cuda", timeout=5)
-    yield made
-    close(made, failed=True)
-    gpus.close()
+    yield from communicators(request.param, monkeypatch, timeout=5)
 
 
 def exchange(comm, kept: list[FakeBuffer], longer: int = 0, **how: float) -> None:
@@ -99,14 +94,10 @@ def test_a_rank_that_shares_the_launch_is_told_the_cause(comms, cause):
             raised[comm.rank] = error
 
     in_threads(comms, work)
-    kind, said = (
-        (DeadlineError, "waited 0.5 s")
-        if cause == "a deadline"
-        else (
-            AbortedError,
-            "rank 0 aborted: no more input",
-        )
-    )
+    kind: type[ringcoll.Error] = AbortedError
+    said = "rank 0 aborted: no more input"
+    if cause == "a deadline":
+        kind, said = DeadlineError, "waited 0.5 s"
     assert type(raised[1]) is kind and said in str(raised[1]), raised
 
 

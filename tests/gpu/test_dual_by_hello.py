@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ringcoll
 from ringcoll.arguments.calls import prepare
 from ringcoll.config import Config, resolve
 from ringcoll.errors import MismatchError
 from ringcoll.executors.contract import LaunchRequest
-from tests.gpu.ranks import close, together
+from tests.gpu.ranks import together
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
 from ringcoll.views import device_view
-from tests.gpu.fake_gpus import FakeBuffer, fake
+from tests.gpu.fake_gpus import FakeBuffer, communicators
 
 pytestmark = needs_compiler
 
@@ -27,11 +26,7 @@ COUNT = 3001
 
 @pytest.fixture(params=[[0, 1, 2], [0, 1], [0, 0]], ids=["three", "two", "two of one GPU"])
 def comms(monkeypatch, request):
-    gpus = fake(monkeypatch, 3, sms=24)
-    made = ringcoll.init_all(request.param, device="cuda", timeout=30)
-    yield made
-    close(made, failed=True)
-    gpus.close()
+    yield from communicators(request.param, monkeypatch, timeout=30)
 
 
 def reduced(comm: Any, buffer: FakeBuffer, *, hellos_decide: bool = True, **options: Any) -> Any:

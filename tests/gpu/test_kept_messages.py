@@ -13,23 +13,18 @@ from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.executors.cuda import sending
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
-from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
+from tests.gpu.fake_gpus import FakeBuffer, communicators, in_threads
 
 pytestmark = needs_compiler
 
 
 @pytest.fixture
 def comms(monkeypatch):
-    gpus = fake(monkeypatch, 2, sms=24)
-    made = ringcoll.init_all([0, 1], device="cuda", timeout=20)
-    yield made
-    close(made, failed=True)
-    gpus.close()
+    yield from communicators([0, 1], monkeypatch)
 
 
 def test_groups_of_kept_messages_are_launched_as_before(comms, monkeypatch):

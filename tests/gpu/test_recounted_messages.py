@@ -27,7 +27,7 @@ pytestmark = needs_compiler
 
 @pytest.fixture(params=[2, 3])
 def comms(request, monkeypatch):
-    yield from communicators(request.param, monkeypatch)
+    yield from communicators(range(request.param), monkeypatch)
 
 
 def counts_of_every_kind(comms) -> list[int]:
