@@ -42,6 +42,15 @@ def call(name: str, *arguments: Any) -> None:
         raise MachineError(f"{name} of the CUDA driver returned error {status}")
 
 
+def address_of(name: str) -> int:
+    """Where a function of the driver lies, for calls that are not Python's; 0: it has none."""
+    try:
+        function = getattr(_driver(), name)
+    except (AttributeError, MachineError):
+        return 0
+    return ctypes.cast(function, _P).value or 0
+
+
 @cache
 def _driver() -> Any:
     try:

@@ -53,6 +53,8 @@ def polls(spins: int) -> Iterator[None]:
 class LivenessTimer:
     """Runs a check of the peers every 20 ms, and at once while the word ``alarm`` is not zero."""
 
+    __slots__ = ("_interval", "alarm", "due")
+
     def __init__(self, alarm: memoryview | None = None) -> None:
         self.alarm = _NO_ALARM if alarm is None else alarm
         self.due = 0.0

@@ -53,6 +53,22 @@ c10::intrusive_ptr<c10d::Work> work_of(const py::handle& self, GroupPointer grou
     return work;
 }
 
+// What an object holds whose class is pybind11's own for AllreduceOptions; null before __init__.
+const AllreduceOptions* held_options(PyObject* object) {
+    auto* const instance = reinterpret_cast<py::detail::instance*>(object);
+    return static_cast<const AllreduceOptions*>(instance->get_value_and_holder().value_ptr());
+}
+
+// A Work that Python has not seen yet, without pybind11's search for its class and for itself.
+PyObject* in_python(c10::intrusive_ptr<c10d::Work> work) {
+    static auto* const type = py::detail::get_type_info(typeid(c10d::Work), true);
+    PyObject* const made = py::detail::make_new_instance(type->type);
+    auto* const instance = reinterpret_cast<py::detail::instance*>(made);
+    instance->get_value_and_holder().value_ptr() = work.release();
+    type->init_instance(instance, nullptr);
+    return made;
+}
+
 class Group : public c10d::PyProcessGroup {
 public:
     using PyProcessGroup::PyProcessGroup;
@@ -107,19 +123,17 @@ PyObject* all_reduce(PyObject* /*module*/, PyObject* const* given, Py_ssize_t co
     static PyObject* const options_type = py::type::of<AllreduceOptions>().release().ptr();
     if (count == 3 && PyList_CheckExact(given[1]) && PyList_GET_SIZE(given[1]) == 1 &&
         reinterpret_cast<PyObject*>(Py_TYPE(given[2])) == options_type &&
-        THPVariable_Check(PyList_GET_ITEM(given[1], 0))) {
+        held_options(given[2]) != nullptr && THPVariable_Check(PyList_GET_ITEM(given[1], 0))) {
         // Other threads may change the list and the options while this one launches.
         const at::Tensor tensor = THPVariable_Unpack(PyList_GET_ITEM(given[1], 0));
-        const auto& options = py::handle(given[2]).cast<const AllreduceOptions&>();
+        const AllreduceOptions& options = *held_options(given[2]);
         const bool aside = options.asyncOp;
         const py::handle group(given[0]);
         const py::object stream =
             is_plain(tensor) ? start_kept(group, tensor, options, aside) : py::none();
         if (!stream.is_none())
-            return py::cast(work_of(group, aside ? group.cast<GroupPointer>() : nullptr, tensor,
-                                    stream, false))
-                .release()
-                .ptr();
+            return in_python(work_of(group, aside ? group.cast<GroupPointer>() : nullptr, tensor,
+                                     stream, false));
     }
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

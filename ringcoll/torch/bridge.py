@@ -68,6 +68,7 @@ class Bridged(NamedTuple):
     event: int
     stream: int  # of asynchronous calls
     stream_id: tuple[int, int, int]
+    launch: int  # where the driver's cuLaunchKernel is; 0: it is called by Python
     kept: dict[int, Any]  # calls by a number that says what they depend on; None: Python makes it
 
 

@@ -43,6 +43,7 @@ enum Part {
     EVENT,
     STREAM,
     STREAM_ID,
+    LAUNCH,
     KEPT,
     PARTS
 };
@@ -66,6 +67,27 @@ inline bool is_recorded(const Parts& parts, const py::handle& prepared) {
     return are_equal(record, number.of(prepared));
 }
 
+// cuLaunchKernel: a kernel, its grid and block, shared memory, a stream, its parameters, no extra.
+using Launch = int (*)(uintptr_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                       unsigned, uintptr_t, uintptr_t, uintptr_t);
+
+// As Launchable.enqueue, without what Python takes to pass eleven numbers on. Python is asked where
+// the driver refuses: it words the error.
+inline void enqueue(const Parts& parts, const py::handle& kernel, const py::handle& stream) {
+    static const Name enqueue("enqueue"), function("function"), blocks("blocks"), locals("locals"),
+        threads("threads"), pointers("pointers");
+    const auto driver = reinterpret_cast<Launch>(integer(parts[LAUNCH]));
+    if (driver != nullptr) {
+        const auto number = [&kernel](const Name& name) { return integer(name.of(kernel)); };
+        const Py_ssize_t of = number(function), wide = number(blocks), ranks = number(locals),
+                         block = number(threads), at = number(pointers), on = integer(stream);
+        const Unlocked unlocked;
+        if (driver(of, wide, ranks, 1, block, 1, 1, 0, on, at, 0) == 0) return;
+    }
+    static const py::handle zero = PyLong_FromLong(0);
+    call(enqueue.of(kernel), stream, pointers.of(kernel), zero);
+}
+
 // As FastPath.launch, which says why: enqueue a call, or return false where nothing was done. What
 // `before` enqueues comes before it.
 template <class Before>
@@ -73,8 +95,7 @@ bool launch(const Parts& parts, const py::handle& prepared, const py::handle& st
             uintptr_t address, const Before& before) {
     static const Name kernel_of("kernel"), settled("settled"), marking("marking"), mark("mark"),
         alarm("alarm"), due("due"), bound("bound"), parameter_of("parameter"), filled("filled"),
-        fill("fill"), enqueue("enqueue"), pointers("pointers"), last("last"), entered("entered"),
-        fail("fail"), lock_of("lock");
+        fill("fill"), last("last"), entered("entered"), fail("fail"), lock_of("lock");
     const py::object kernel = kernel_of.of(prepared);
     if (kernel.is_none()) return false;
     const Held lock(lock_of.of(parts[RANK]));  // in a fork it is another
@@ -92,7 +113,7 @@ bool launch(const Parts& parts, const py::handle& prepared, const py::handle& st
         static PyObject* const zero = PyLong_FromLong(0);
         const py::object given = checked(PyTuple_Pack(4, at.ptr(), at.ptr(), zero, zero));
         if (!are_equal(given, filled.of(parameter))) call(fill.of(parameter), given);
-        call(enqueue.of(kernel), stream, pointers.of(kernel), py::handle(zero));
+        enqueue(parts, kernel, stream);
         if (is_true(marking.of(order))) call(mark.of(order), stream);
         last.set(parts[ERRORS], prepared);
         static PyObject* const one = PyLong_FromLong(1);

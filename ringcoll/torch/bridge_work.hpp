@@ -39,18 +39,6 @@ inline void check(const c10d::ProcessGroup* group) {
     call(check.of(self));
 }
 
-// Without Python's lock, if this thread has it: CUDA may wait here for a queue that is full, behind
-// a kernel that waits for a peer, and other threads of Python are to find out what holds it up.
-class Unlocked {
-public:
-    Unlocked() {
-        if (PyGILState_Check() != 0) released_.emplace();
-    }
-
-private:
-    std::optional<py::gil_scoped_release> released_;
-};
-
 // An event of a device, which goes back to those that are free.
 class Event {
 public:

@@ -16,6 +16,7 @@ from ringcoll.bounded import evict
 from ringcoll.communicator.call_cache import CACHED_CALLS
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
+from ringcoll.cuda.driver import address_of
 from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.cuda.readers import TorchStreams
 from ringcoll.dtypes import ReduceOp
@@ -83,6 +84,7 @@ class Device:
             event=side.order_event,
             stream=side.handle,
             stream_id=side.id,
+            launch=address_of("cuLaunchKernel"),
             kept={},
         )
 

@@ -43,7 +43,9 @@ class Parameter:
 
 
 class Kernel:
-    """Notes its launches."""
+    """Notes its launches by Python."""
+
+    function, blocks, locals, threads = 1 << 41, 3, 2, 512
 
     def __init__(self, noted: list[Any]) -> None:
         self.parameter, self.pointers, self._noted = Parameter(), 1 << 40, noted
@@ -93,6 +95,7 @@ class Rank:
                 torch._C, "_cuda_getCurrentRawStream", lambda ordinal: self.stream, create=True
             ),
             mock.patch.object(module, "CudaState", SimpleNamespace),
+            mock.patch.object(module, "address_of", lambda name: 0),
         ):
             self.device = Device(comm, 0, group._failed)
         self.device.ordinal = -1

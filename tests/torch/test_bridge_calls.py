@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from types import MemberDescriptorType
 
 import pytest
 
 pytest.importorskip("torch")
 
+from ringcoll.executors.cuda.async_errors import AsyncErrors
+from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.params import Parameter
+from ringcoll.executors.cuda.stream_order import StreamOrder
+from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.torch import bridge
+from ringcoll.torch.batch import Batch
 from tests.torch.bridged import GPUS, NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
@@ -137,6 +145,86 @@ other = fake.keep(x)
 assert made(False) is not None and fake.errors.last is other, "prepared anew"
 """
     two(KEPT + code + END)
+
+
+def test_the_driver_launches_and_python_words_what_it_refuses(two):
+    code = """
+import ctypes
+function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 11)
+answers, seen = [0, 0, 700, 0], []
+
+@function
+def launch(*given):
+    seen.append(given)
+    return answers.pop(0)
+
+there = ctypes.cast(launch, ctypes.c_void_p).value
+fake.device.bridged = fake.device.bridged._replace(launch=there)
+kernel = [1 << 41, 3, 2, 1, 512, 1, 1, 0]
+assert made(False) is not None and noted == [] and seen == [(*kernel, MAIN, 1 << 40, 0)]
+assert call.kernel.parameter.filled == (at, at, 0, 0) and fake.errors.last is call
+with patch.object(fake.order, "settled", SIDE):
+    assert made(True) is not None and noted == ordered and seen[1][8] == SIDE
+assert made(False) is not None and noted == plain, "a refused one is asked for again"
+assert fake.fabric.entered == 3 and fake.failed == []
+with patch.object(call.kernel, "blocks", 7):
+    assert made(False) is not None and seen[3][1] == 7, "a grid that has changed"
+"""
+    two(KEPT + code + END)
+
+
+def test_attributes_of_another_class_and_of_a_changed_one(two):
+    code = """
+class Slotted:
+    __slots__ = ("settled", "marking", "mark")
+
+first, second = Slotted(), Slotted()
+first.settled = second.settled = MAIN
+first.marking = second.marking = False
+for order in (fake.order, first, second, fake.order, first):
+    with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=order)):
+        assert made(False) is not None and noted == plain
+        order.settled = SIDE
+        assert made(False) is None and noted == []
+        order.settled = MAIN
+with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=first)):
+    with patch.object(Slotted, "settled", SIDE):
+        assert made(False) is None, "the class has another"
+    assert made(False) is not None
+    del first.settled
+    with pytest.raises(RuntimeError, match="settled"):
+        made(False)
+    assert noted == [] and len(fake.failed) == 1
+group._failure, first.settled = None, MAIN
+
+class Errors:
+    __slots__ = ("_found", "last")
+
+errors, kept = Errors(), ["kept"]
+errors._found, errors.last = None, kept
+before = sys.getrefcount(kept)
+with patch.object(fake.device, "bridged", fake.device.bridged._replace(errors=errors)):
+    assert made(False) is not None and errors.last is call
+    assert sys.getrefcount(kept) == before - 1 and made(False) is not None
+bare = dist.AllreduceOptions.__new__(dist.AllreduceOptions)
+assert group._start_in_bridge(group, [x], bare) is None, "it holds nothing"
+"""
+    two(KEPT + code + END)
+
+
+def test_what_the_bridge_reads_lies_in_slots():
+    read = {
+        AsyncErrors: ("_found", "last"),
+        Batch: ("posts",),
+        CudaCall: ("kernel", "number", "slot"),
+        Launchable: ("blocks", "enqueue", "function", "locals", "parameter", "pointers", "threads"),
+        LivenessTimer: ("alarm", "due"),
+        Parameter: ("filled",),
+        StreamOrder: ("marking", "settled"),
+    }
+    for kind, names in read.items():
+        for name in names:
+            assert isinstance(getattr(kind, name), MemberDescriptorType), (kind, name)
 
 
 def test_an_error_of_such_a_launch_is_the_groups(two):

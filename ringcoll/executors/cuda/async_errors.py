@@ -62,6 +62,8 @@ _UNTIL_DECLARED = 0.3
 class AsyncErrors:
     """The asynchronous errors of one rank; closing them closes ``hellos``."""
 
+    __slots__ = ("__dict__", "_found", "last")  # that torch's bridge reads
+
     def __init__(
         self, fabric: Fabric, report: HostMapped, hellos: Hellos, shared_state: SharedState
     ) -> None:

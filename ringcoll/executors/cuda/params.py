@@ -230,6 +230,8 @@ def fixed_words(held: AddressWords, at: Addresses) -> tuple[tuple[int, int, int]
 class Parameter:
     """The bytes of ``Args`` in memory of their own, with the addresses of the last launch."""
 
+    __slots__ = ("_flat", "address", "address_words", "filled", "words")
+
     def __init__(self, packed: bytes | array[int], address_words: AddressWords = ()) -> None:
         self.words = packed if isinstance(packed, array) else array("Q", packed)
         self.address, _ = self.words.buffer_info()

@@ -97,6 +97,8 @@ class OnStream(Protocol):
 class StreamOrder:
     """Orders the calls of one rank."""
 
+    __slots__ = ("__dict__", "__weakref__", "marking", "settled")  # that torch's bridge reads
+
     def __init__(self, ordinal: int, rank: str) -> None:
         self.ordinal, self._rank = ordinal, rank
         self.communicator: object = self
