@@ -32,7 +32,7 @@ _BOTH_WAYS = 2
 class Batch:
     """The sends and receives of one group on CUDA tensors that are not launched yet."""
 
-    __slots__ = ("_device", "_failed", "launch", "posts")
+    __slots__ = ("__dict__", "posts")  # that the bridge reads
 
     def __init__(self, device: Engine, failed: Callable[[BaseException], BaseException]) -> None:
         self._device, self._failed = device, failed

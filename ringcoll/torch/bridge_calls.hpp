@@ -148,20 +148,27 @@ inline py::object kept_call(const Parts& parts, const py::handle& device, const 
                            static_cast<int>(options.reduceOp.op_));
 }
 
+// Whether torch's profiler may be on: Python tells it what is called.
+inline bool is_profiled() {
+    static const py::handle name = PyUnicode_InternFromString("_is_profiler_enabled");
+    static PyObject* const profiler = PyImport_GetModule(py::str("torch.autograd.profiler").ptr());
+    if (profiler == nullptr) return true;
+    PyObject* const found = PyDict_GetItemWithError(PyModule_GetDict(profiler), name.ptr());
+    return found == nullptr || is_true(found);
+}
+
 // Enqueue the all_reduce of a tensor in place, if it is like an earlier one: on the caller's
 // stream, or `aside` on the group's own. Returns what start_sum does: the id of that stream, or ()
 // for the caller's; None if nothing was done.
 inline py::object start_kept(const py::handle& group, const at::Tensor& tensor,
                              const c10d::AllreduceOptions& options, bool aside) {
     static const Name failure("_failure"), pairs("_pairs"), device_of("_device"),
-        parts_of("bridged"), posts("posts"), enabled("_is_profiler_enabled"), keep("keep"),
-        raise("raise_failure");
-    static PyObject* const profiler = PyImport_GetModule(py::str("torch.autograd.profiler").ptr());
+        parts_of("bridged"), posts("posts"), keep("keep"), raise("raise_failure");
     const py::object device = device_of.of(group);
     if (device.is_none() || !failure.of(group).is_none() || !pairs.of(group).is_none())
         return py::none();
     py::object found = parts_of.of(device);
-    if (found.is_none() || profiler == nullptr || is_true(enabled.of(profiler))) return py::none();
+    if (found.is_none() || is_profiled()) return py::none();
     const Parts parts(std::move(found));
     if (is_true(posts.of(parts[BATCH])) || integer(parts[ORDINAL]) != tensor.get_device())
         return py::none();

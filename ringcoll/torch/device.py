@@ -41,6 +41,8 @@ class Device:
     ``failed`` records an error and returns the one to raise.
     """
 
+    __slots__ = ("__dict__", "bridged")  # that the bridge reads
+
     def __init__(
         self,
         comm: Communicator,

@@ -65,6 +65,8 @@ class ProcessGroupRingcoll(Barriers):
 
     """
 
+    __slots__ = ("_device", "_failure", "_pairs")  # that the bridge reads
+
     def __init__(
         self, store: Any, rank: int, size: int, timeout: timedelta, given: object = None
     ) -> None:

@@ -17,6 +17,8 @@ from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.torch import bridge
 from ringcoll.torch.batch import Batch
+from ringcoll.torch.device import Device
+from ringcoll.torch.group import ProcessGroupRingcoll
 from tests.torch.bridged import GPUS, NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
@@ -216,10 +218,12 @@ def test_what_the_bridge_reads_lies_in_slots():
     read = {
         AsyncErrors: ("_found", "last"),
         Batch: ("posts",),
+        Device: ("bridged",),
         CudaCall: ("kernel", "number", "slot"),
         Launchable: ("blocks", "enqueue", "function", "locals", "parameter", "pointers", "threads"),
         LivenessTimer: ("alarm", "due"),
         Parameter: ("filled",),
+        ProcessGroupRingcoll: ("_device", "_failure", "_pairs"),
         StreamOrder: ("marking", "settled"),
     }
     for kind, names in read.items():
