@@ -264,18 +264,13 @@ RC_DEVICE u16 f16_from_f32(float value) {
     return result;
 }
 
-// By one instruction; by seven, two of which tell a NaN, calls on 2 H200 took up to 3 % longer:
-// all_reduce of 64 KiB 2.8 us and 2.7, of 64 MiB 208 and 201 (gpu_bf16_2.json). Any NaN gives one.
+// By one instruction, which sm_80 has first; by those of types.cuh, calls on 2 H200 took up to 4 %
+// longer: all_reduce of 64 KiB 2.8 us and 2.7, of 64 MiB 209 and 201 (gpu_bf16_2.json). Any NaN
+// gives the same one.
 RC_DEVICE u16 bf16_from_f32(float value) {
-#if __CUDA_ARCH__ >= 800
     u16 result;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
     return result;
-#else
-    const u32 word = __float_as_uint(value);
-    if ((word & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-    return static_cast<u16>((word + 0x7fffu + (word >> 16 & 1)) >> 16);
-#endif
 }
 
 }  // namespace rc

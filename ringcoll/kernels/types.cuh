@@ -64,7 +64,16 @@ struct BFloat16 {
     using Acc = float;
     static constexpr bool wide = true;
     RC_DEVICE static Acc widen(Raw raw) { return float_of(u32(raw) << 16); }
-    RC_DEVICE static Raw narrow(Acc value) { return bf16_from_f32(value); }
+    RC_DEVICE static Raw narrow(Acc value) {
+#if __CUDA_ARCH__ >= 800
+        return bf16_from_f32(value);
+#else
+        const u32 word = bits(value);
+        // Rounding a NaN could carry it to infinity or zero: it is cut off and made quiet instead.
+        const bool nan = (word & ~kSign) > kInfinity;
+        return Raw((nan ? word | 0x00400000u : word + 0x7fffu + (word >> 16 & 1)) >> 16);
+#endif
+    }
 };
 
 // Round a non-negative float's bits to a float with `mantissa` bits and exponent bias `bias`, whose

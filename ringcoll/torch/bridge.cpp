@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/PyProcessGroup.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -32,9 +33,10 @@ using StreamId = std::tuple<int64_t, int64_t, int64_t>;  // as torch.Stream has 
 using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // The Work of a call that has been started on such a stream; of a blocking call without a group.
-c10::intrusive_ptr<c10d::Work> work_of(const py::handle& self, GroupPointer group,
-                                       const at::Tensor& tensor, const py::object& stream,
-                                       bool with_future) {
+// Nobody refers to it yet.
+std::unique_ptr<c10d::Work> work_of(const py::handle& self, GroupPointer group,
+                                    const at::Tensor& tensor, const py::object& stream,
+                                    bool with_future) {
     static const Name device_of("_device"), raise("raise_failure");
     std::optional<c10::Stream> found;
     if (py::len(stream) != 0) {
@@ -42,7 +44,7 @@ c10::intrusive_ptr<c10d::Work> work_of(const py::handle& self, GroupPointer grou
         found = c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index),
                                      static_cast<c10::DeviceType>(type));
     }
-    auto work = c10::make_intrusive<Started>(std::move(group), tensor, found);
+    auto work = std::make_unique<Started>(std::move(group), tensor, found);
     try {
         if (found) work->begin(with_future);
     } catch (const c10::Error& error) {
@@ -59,14 +61,14 @@ const AllreduceOptions* held_options(PyObject* object) {
     return static_cast<const AllreduceOptions*>(instance->get_value_and_holder().value_ptr());
 }
 
-// A Work that Python has not seen yet, without pybind11's search for its class and for itself.
-PyObject* in_python(c10::intrusive_ptr<c10d::Work> work) {
+// A new Work in Python, without pybind11's search for its class and for itself.
+PyObject* in_python(std::unique_ptr<c10d::Work> work) {
     static auto* const type = py::detail::get_type_info(typeid(c10d::Work), true);
-    PyObject* const made = py::detail::make_new_instance(type->type);
-    auto* const instance = reinterpret_cast<py::detail::instance*>(made);
-    instance->get_value_and_holder().value_ptr() = work.release();
+    auto made = py::reinterpret_steal<py::object>(py::detail::make_new_instance(type->type));
+    auto* const instance = reinterpret_cast<py::detail::instance*>(made.ptr());
+    instance->get_value_and_holder().value_ptr() = work.release();  // which the holder takes
     type->init_instance(instance, nullptr);
-    return made;
+    return made.release().ptr();
 }
 
 class Group : public c10d::PyProcessGroup {
@@ -83,8 +85,10 @@ public:
                 if (stream.is_none() && aside && options.reduceOp == c10d::ReduceOp::SUM)
                     stream = start_sum(self, tensors[0]);
                 if (!stream.is_none())
-                    return work_of(self, aside ? GroupPointer::reclaim_copy(this) : nullptr,
-                                   tensors[0], stream, true);
+                    return c10::intrusive_ptr<c10d::Work>::unsafe_steal_from_new(
+                        work_of(self, aside ? GroupPointer::reclaim_copy(this) : nullptr,
+                                tensors[0], stream, true)
+                            .release());
             }
         }
         return PyProcessGroup::allreduce(tensors, options);

@@ -71,8 +71,8 @@ inline bool is_recorded(const Parts& parts, const py::handle& prepared) {
 using Launch = int (*)(uintptr_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                        unsigned, uintptr_t, uintptr_t, uintptr_t);
 
-// As Launchable.enqueue, without what Python takes to pass eleven numbers on. Python is asked where
-// the driver refuses: it words the error.
+// As Launchable.enqueue, without what Python takes to pass eleven numbers on. Where the driver
+// refuses, Python asks it again and words the error: that of the second time.
 inline void enqueue(const Parts& parts, const py::handle& kernel, const py::handle& stream) {
     static const Name enqueue("enqueue"), function("function"), blocks("blocks"), locals("locals"),
         threads("threads"), pointers("pointers");

@@ -1,8 +1,9 @@
 // Python's objects in C++, with Python's lock held: errors are exceptions, references are owned.
 #pragma once
 
-#include <structmember.h>
 #include <torch/csrc/utils/pybind.h>
+// After Python.h.
+#include <structmember.h>
 
 #include <optional>
 #include <utility>
@@ -73,27 +74,28 @@ public:
 
 private:
     PyObject** slot_of(PyObject* object) const {
+#if PY_VERSION_HEX < 0x030b0000 || defined(Py_GIL_DISABLED)
+        return nullptr;  // versions are used again, or threads would look at once
+#else
         PyTypeObject* const type = Py_TYPE(object);
         if (type != type_ || type->tp_version_tag != version_) find_slot(type);
         if (offset_ == 0) return nullptr;
         return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);
+#endif
     }
 
     // A change of the class gives it another version, and 0 none, for which nothing is believed.
     void find_slot(PyTypeObject* type) const {
         offset_ = 0;
-        if (type->tp_getattro == PyObject_GenericGetAttr &&
-            type->tp_setattro == PyObject_GenericSetAttr) {
-            const auto found = py::reinterpret_steal<py::object>(
-                PyObject_GetAttr(reinterpret_cast<PyObject*>(type), text_));
-            if (!found) {
-                PyErr_Clear();
-            } else if (Py_TYPE(found.ptr()) == &PyMemberDescr_Type && type->tp_version_tag != 0) {
-                const auto* member = reinterpret_cast<PyMemberDescrObject*>(found.ptr());
-                if (member->d_member->type == T_OBJECT_EX && member->d_member->flags == 0 &&
-                    checked(PyType_IsSubtype(type, PyDescr_TYPE(member))))
-                    offset_ = member->d_member->offset;
-            }
+        PyObject* const found = _PyType_Lookup(type, text_);
+        if (found != nullptr && Py_TYPE(found) == &PyMemberDescr_Type &&
+            type->tp_getattro == PyObject_GenericGetAttr &&
+            type->tp_setattro == PyObject_GenericSetAttr && type->tp_version_tag != 0) {
+            const auto* descriptor = reinterpret_cast<PyMemberDescrObject*>(found);
+            const auto* member = descriptor->d_member;
+            if (member->type == T_OBJECT_EX && member->flags == 0 &&
+                PyType_IsSubtype(type, PyDescr_TYPE(descriptor)) != 0)
+                offset_ = member->offset;
         }
         type_ = type;
         version_ = type->tp_version_tag;

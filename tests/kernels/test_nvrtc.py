@@ -54,6 +54,11 @@ def compiled(text):
     return text.decode() if isinstance(text, bytes) else text
 
 
+def test_bfloat16_is_rounded_to_nearest_even():
+    found = Counter(re.findall(r"cvt\.[.\w]*\bbf16\.f32", compiled(source())))
+    assert [*found] == ["cvt.rn.bf16.f32"]
+
+
 @pytest.mark.parametrize(
     ("name", "wide", "loads"),
     [

@@ -152,7 +152,9 @@ assert made(False) is not None and fake.errors.last is other, "prepared anew"
 def test_the_driver_launches_and_python_words_what_it_refuses(two):
     code = """
 import ctypes
-function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 11)
+from ringcoll.cuda import driver
+wide, narrow = ctypes.c_size_t, ctypes.c_uint
+function = ctypes.CFUNCTYPE(ctypes.c_int, wide, *[narrow] * 7, *[wide] * 3)
 answers, seen = [0, 0, 700, 0], []
 
 @function
@@ -171,6 +173,12 @@ assert made(False) is not None and noted == plain, "a refused one is asked for a
 assert fake.fabric.entered == 3 and fake.failed == []
 with patch.object(call.kernel, "blocks", 7):
     assert made(False) is not None and seen[3][1] == 7, "a grid that has changed"
+noted.clear()
+with patch.object(driver, "_driver", lambda: ctypes.pythonapi):
+    there = driver.address_of("PyGILState_Check")
+    assert driver.address_of("cuNoSuchThing") == 0
+fake.device.bridged = fake.device.bridged._replace(launch=there)
+assert made(False) is not None and noted == [], "it returns 0 only without Python's lock"
 """
     two(KEPT + code + END)
 
@@ -207,9 +215,40 @@ errors._found, errors.last = None, kept
 before = sys.getrefcount(kept)
 with patch.object(fake.device, "bridged", fake.device.bridged._replace(errors=errors)):
     assert made(False) is not None and errors.last is call
-    assert sys.getrefcount(kept) == before - 1 and made(False) is not None
+    assert sys.getrefcount(kept) == before - 1
+    before = sys.getrefcount(call)
+    assert made(False) is not None and sys.getrefcount(call) == before
+
+class Foreign:
+    settled = Slotted.settled
+
+class Hooked(Slotted):
+    __slots__ = ()
+
+    def __getattribute__(self, name):
+        return SIDE if name == "settled" else super().__getattribute__(name)
+
+foreign, hooked = Foreign(), Hooked()
+hooked.settled, hooked.marking = MAIN, False
+with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=hooked)):
+    assert made(False) is None, "its class has the last word"
+with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=foreign)):
+    with pytest.raises(RuntimeError, match="settled"):
+        made(False)
+group._failure = None
 bare = dist.AllreduceOptions.__new__(dist.AllreduceOptions)
 assert group._start_in_bridge(group, [x], bare) is None, "it holds nothing"
+"""
+    two(KEPT + code + END)
+
+
+def test_a_blocking_call_keeps_no_tensor(two):
+    code = """
+y = torch.zeros(8)
+work, held = made(False, y), weakref.ref(y)
+assert noted and work.get_future().wait()[0] is y
+del y, work
+assert held() is None
 """
     two(KEPT + code + END)
 

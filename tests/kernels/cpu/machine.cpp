@@ -222,12 +222,6 @@ u16 f16_from_f32(float value) {
     return static_cast<u16>(sign | rounded >> 13);
 }
 
-u16 bf16_from_f32(float value) {
-    const u32 word = bits(value);
-    if ((word & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-    return static_cast<u16>((word + 0x7fffu + (word >> 16 & 1u)) >> 16);
-}
-
 // -- launches -----------------------------------------------------------------------------------
 
 namespace {

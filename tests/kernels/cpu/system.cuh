@@ -107,6 +107,5 @@ double mul(double a, double b);
 double div(double a, double b);
 float f32_from_f16(u16 value);
 u16 f16_from_f32(float value);
-u16 bf16_from_f32(float value);
 
 }  // namespace rc
