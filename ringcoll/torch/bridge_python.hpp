@@ -51,7 +51,7 @@ py::object call(const py::handle& function, const Arguments&... arguments) {
 }
 
 // The name of an attribute, whose string Python makes once: a Name is there for ever. Where the
-// last object's class has a slot for it, the next object's is read there, for a tenth of a lookup.
+// last object's class has a slot for it, the next object's is read there, without a lookup.
 class Name {
 public:
     explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
