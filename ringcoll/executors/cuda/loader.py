@@ -189,7 +189,8 @@ class Launchable:
     pointers: int = field(init=False, repr=False)  # the address of that of the parameter
     _call: Any = field(init=False, repr=False)
     enqueue: Callable[[int, int, int], object] = field(init=False, repr=False)
-    """Enqueues on a stream of the current device: (stream, pointers, 0)."""
+    """Enqueues on a stream of the current device: (stream, pointers, 0). For groups of torch
+    ``torch/bridge_calls.hpp`` does the same: what changes here changes there."""
 
     def __post_init__(self, packed: bytes | array[int], address_words: AddressWords) -> None:
         from cupy.cuda import driver
