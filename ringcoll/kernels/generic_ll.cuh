@@ -109,7 +109,7 @@ struct GenericThread {
     // False: aborted. The threads of a line stay together.
     RC_DEVICE bool row(const Shape& shape, const u64* words, u32 step, u32 r) {
         const u32 count = here(words[0]);
-        if (pack < call.args.packs) trace(call, step << 16 | r, pack, count);
+        if (pack < call.args.packs) trace(call, 0, step << 16 | r, pack, count);
         if (LANES == 1 && !has_line(words[0])) return true;
         Held total{}, found{};
 #pragma unroll 1

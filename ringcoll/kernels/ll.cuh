@@ -248,7 +248,8 @@ struct Batch {
 #pragma unroll
         for (u32 r = 0; r < ROWS; ++r) {
             const u64* row = words + r * ROW;
-            if (t.pack < t.call.args.packs) trace(t.call, step << 16 | r, t.pack, t.here(row[0]));
+            if (t.pack < t.call.args.packs)
+                trace(t.call, 0, step << 16 | r, t.pack, t.here(row[0]));
             // The threads of a line stay together, also those that hold none of its elements.
             if (LANES == 1 && !t.has_line(row[0])) continue;
             const u32 count = t.here(row[0]);

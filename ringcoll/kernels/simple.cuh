@@ -88,6 +88,7 @@ struct Runner {
     Calling& call;
     Shared& shared;
     u32 replica, replicas;
+    u32 place = 0;  // among the CUDA blocks of the program, for a trace
     u64 slices = 0, window = 0, width = 0;
     u32 turn = 0;
 
@@ -176,7 +177,7 @@ struct Runner {
         barrier_sync(BEGUN + odd, block_threads());
         const bool alive = shared.turns.aborted[odd] == 0;
         const u64 moved = alive && head.srcs != 0 ? work<T, Program>(head, row, slice) : 0;
-        if (alive && thread_index() == 0 && row[0] != 0) trace(call, step, slice, moved);
+        if (alive && thread_index() == 0 && row[0] != 0) trace(call, place, step, slice, moved);
         if (!alive && thread_index() == 0) shared.turns.seen[odd] = 1;
         barrier_arrive(ENDED + odd, movers() + WARP);
         return alive;
@@ -275,6 +276,27 @@ struct ProgramChoice {
     }
 };
 
+// Which block of a program a CUDA block runs, and which of its replicas; one that runs none has the
+// number behind the last block.
+//
+// Neighbours in the grid share a TPC, and its way to the links, once the grid has more blocks than
+// the GPU has TPCs. So a program that has at most half of the grid leaves out CUDA blocks between
+// its own, and others have their lanes in turns: on 4 H200 an all_to_all of 512 MiB by 64 of 132
+// CUDA blocks took 1239 us so and 1341 to 1531 by the first 64, an all_reduce of 64 MiB 308 and 317
+// to 329; by lanes in turns an all_reduce of 64 MiB on 2 took 199 us, and 200 to 206 by one lane
+// after the other (gpu_places_4.json).
+struct Place {
+    u32 block, replica;
+    RC_DEVICE Place(u32 index, u32 grid, u32 blocks, u32 replicas) : block(blocks), replica(0) {
+        const u32 used = blocks * replicas;
+        if (used == 0) return;
+        const u32 step = grid < 2 * used ? 1 : grid / used, place = index / step;
+        if (index % step != 0 || place >= used) return;
+        block = place % blocks;
+        replica = place / blocks;
+    }
+};
+
 // The whole call of one rank; `dual`: it has two programs. Or, `gated`, the blocks of a call that
 // gates enter and leave (copy_gates.cuh): their words hold all addresses.
 template <class T, class Program>
@@ -296,11 +318,13 @@ RC_DEVICE void run(const Args& args, const Local& local, bool dual = false, bool
     if (done && mapped) done = read_hellos(call, bases);
     ProgramChoice choice(args, local);
     if (done && dual) choice.choose(local, bases);
-    const u32 replicas = choice.replicas, number = block_index() / replicas;
-    if (done && number < choice.words[0]) {
-        if (thread_index() == 0 && mapped) trace(call, STEP_HELLO, choice.second, 0);
-        Runner<Call> runner{call, shared, block_index() % replicas, replicas};
-        done = runner.template run<T, Program>(choice.words + choice.words[1 + number]);
+    const u32 blocks = static_cast<u32>(choice.words[0]), replicas = choice.replicas;
+    const Place here(block_index(), grid_blocks(), blocks, replicas);
+    if (done && here.block < blocks) {
+        const u32 place = here.block * replicas + here.replica;
+        if (thread_index() == 0 && mapped) trace(call, place, STEP_HELLO, choice.second, 0);
+        Runner<Call> runner{call, shared, here.replica, replicas, place};
+        done = runner.template run<T, Program>(choice.words + choice.words[1 + here.block]);
     }
     if (!block_barrier_or(!done) && !gated) call.leave(0, block_threads());
 }

@@ -15,23 +15,23 @@ struct Record {
 // `step` is a row of the program, or STEP_HELLO. `at` is the slice with protocol Simple; with LL,
 // which executes a row once for each pack, the pack; with STEP_HELLO the program that runs.
 struct Executed {
-    u32 block;  // of the grid
+    u32 block;  // with Simple its place: the replicas of a block of the program follow each other
     u32 step;
     u64 at;
     u64 count;  // elements that were moved
 };
 
 #ifdef RC_TRACE
-RC_DEVICE void trace(const Call& call, u32 step, u64 at, u64 count) {
+RC_DEVICE void trace(const Call& call, u32 block, u32 step, u64 at, u64 count) {
     const u64 record = call.local.words[RC_TRACE];
     if (record == 0) return;
     const u64 row = atom_add_relaxed_gpu_u64(record, 1);
     if (row >= load<u64>(record + 8)) return;
-    const Executed executed = {block_index(), step, at, count};
+    const Executed executed = {block, step, at, count};
     store(record + sizeof(Record) + row * sizeof(Executed), executed);
 }
 #else
-RC_DEVICE void trace(const Call&, u32, u64, u64) {}
+RC_DEVICE void trace(const Call&, u32, u32, u64, u64) {}
 #endif
 
 }  // namespace rc
