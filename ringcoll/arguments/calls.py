@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,32 @@ class Call:
             self.exact,
             self.matched,
         )
+
+    def with_count(self, count: int) -> Call:
+        """The same call without arrays, of another count."""
+        found = self.on(None, None)
+        found.count, found.nbytes = count, self.nbytes // self.count * count
+        return found
+
+    def with_counts(self, other: Call) -> Call:
+        """The same call without arrays, of the counts of another call."""
+        if not other.counts:
+            return self.with_count(other.count)
+        found = self.on(None, None)
+        found.count, found.nbytes = other.count, other.nbytes
+        found.counts, found.displs = other.counts, other.displs
+        found.custom_signature = other.custom_signature
+        return found
+
+    def spread(self, total: int, longest: int, nranks: int) -> Call:
+        """The same call without arrays: of ``longest`` elements a rank while ``total`` lasts."""
+        longest, counts = min(total, max(longest, -(-total // nranks))), list[int]()
+        for _ in range(nranks):
+            counts.append(min(longest, total - sum(counts)))
+        found = self.on(None, None)
+        found.count, found.nbytes = longest, total * self.dtype.itemsize
+        found.counts, found.displs = (*counts,), (*accumulate(counts[:-1], initial=0),)
+        return found
 
     def tagged(self, text: str) -> str:
         """A text about this call, with its tag where it has one."""

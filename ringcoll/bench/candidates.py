@@ -12,9 +12,10 @@ from ringcoll.bench.cases import Case
 from ringcoll.communicator.explaining import reachable
 from ringcoll.errors import Error
 from ringcoll.launch import PROTOCOLS
+from ringcoll.model import fastest as model
 from ringcoll.plan import Buffer
-from ringcoll.tuner.choice import Choice
-from ringcoll.tuner.predicted import seconds_of
+from ringcoll.tuner.choice import MAKING, Choice
+from ringcoll.tuner.measured import links_of
 from ringcoll.tuner.simple import may_copy
 from ringcoll.tuner.table import Timed
 
@@ -131,11 +132,26 @@ class Candidates:
 
     def predicted(self, candidate: Candidate) -> float | None:
         """What the timing model says of a candidate; None where it knows no links."""
-        found, machine = (
-            candidate.choice,
-            self._state.cuda.machine if self._state.on_gpu else self._state.machine,
-        )
-        return seconds_of(self.call, machine, found.algorithm, found.launch.slices)
+        state, found, call = self._state, candidate.choice, self.call
+        machine = state.cuda.machine if state.on_gpu else state.machine
+        known, collective, nranks = machine.known, call.collective, machine.nranks
+        if known is not None:
+            links, channels = known.links, known.channels
+        elif state.on_gpu:
+            return None
+        else:
+            links, channels = links_of(state.machine.nodes), None
+        with MAKING:
+            timed = model.candidate_for(
+                collective,
+                found.algorithm,
+                nranks,
+                root=call.root,
+                channels=channels,
+                slices=found.launch.slices,
+            )
+            how = collective, nranks, call.nbytes
+            return model.fastest(*how, links=links, candidates=(timed,)).seconds
 
 
 def _named(options: Mapping[str, Any], choice: Choice) -> dict[str, Any]:

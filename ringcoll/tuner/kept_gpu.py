@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple
 
 from ringcoll.arguments.calls import Call
@@ -72,7 +71,7 @@ def _ends(call: Call) -> Ends:
     # One that fails is near the next threshold: counts that grow towards it get nearer each time.
     lows = [count - (count - low) // part for part in _PARTS]
     highs = [count + (high - count) // part for part in _PARTS]
-    return (with_count(call, end) for end in lows), (with_count(call, end) for end in highs)
+    return map(call.with_count, lows), map(call.with_count, highs)
 
 
 def _counted_ends(call: Call, nranks: int) -> Ends:
@@ -84,22 +83,7 @@ def _counted_ends(call: Call, nranks: int) -> Ends:
     lows = (low, 1), (below, 1), (total, 1)
     # In lines, how long the longest may be is a threshold that is no power of two.
     highs = *((high, end) for end in (high, 2 * longest, longest)), (above, high), (total, longest)
-    return (
-        (_spread(call, *end, nranks) for end in lows),
-        (_spread(call, *end, nranks) for end in highs),
-    )
-
-
-def _spread(call: Call, total: int, longest: int, nranks: int) -> Call:
-    """A call with counts of which the longest ones are as long as that, or all alike."""
-    longest, counts = min(total, max(longest, -(-total // nranks))), list[int]()
-    for _ in range(nranks):
-        counts.append(min(longest, total - sum(counts)))
-    places = (*accumulate(counts[:-1], initial=0),)
-    other = call.on(None, None)
-    other.count, other.nbytes = longest, total * call.dtype.itemsize
-    other.counts, other.displs = tuple(counts), places
-    return other
+    return (call.spread(*end, nranks) for end in lows), (call.spread(*end, nranks) for end in highs)
 
 
 def _alike(
@@ -123,24 +107,6 @@ def _alike(
         and slices_on_gpus(call, one.algorithm, n) == slices_on_gpus(other, two.algorithm, n)
         for one, two in zip(found.variants, chosen.variants, strict=True)
     )
-
-
-def with_count(call: Call, count: int) -> Call:
-    """The same call without arrays of another count."""
-    found = call.on(None, None)
-    found.count, found.nbytes = count, call.nbytes // call.count * count
-    return found
-
-
-def with_counts(call: Call, other: Call) -> Call:
-    """The same call without arrays and with the counts of another."""
-    if not other.counts:
-        return with_count(call, other.count)
-    found = call.on(None, None)
-    found.count, found.nbytes = other.count, other.nbytes
-    found.counts, found.displs = other.counts, other.displs
-    found.custom_signature = other.custom_signature
-    return found
 
 
 def layout_for(layout: Layout, call: Call) -> Layout:

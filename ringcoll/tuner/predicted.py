@@ -37,30 +37,6 @@ def predicted(collective: str, nbytes: int, machine: CpuRanks, limits: Limits) -
         return _predicted(collective, power(nbytes), machine, ordered, rounding)
 
 
-def seconds_of(
-    call: Call, machine: CpuRanks | GpuRanks, algorithm: str, slices: int
-) -> float | None:
-    """What the model says of an algorithm in so many slices; None where it knows no links."""
-    known = machine.known
-    if known is None and isinstance(machine, GpuRanks):
-        return None
-    links = links_of(machine.nodes) if isinstance(machine, CpuRanks) else None
-    with MAKING:
-        candidate = model.candidate_for(
-            call.collective,
-            algorithm,
-            machine.nranks,
-            root=call.root,
-            channels=None if known is None else known.channels,
-            slices=slices,
-        )
-        given = known.links if known is not None else links
-        if given is None:
-            return None
-        how = call.collective, machine.nranks, call.nbytes
-        return model.fastest(*how, links=given, candidates=(candidate,)).seconds
-
-
 def power(nbytes: int) -> int:
     """A size, rounded up to a power of two."""
     return 1 << max(0, nbytes - 1).bit_length()

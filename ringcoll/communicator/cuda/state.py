@@ -42,7 +42,6 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
-from ringcoll.tuner.kept_gpu import with_count
 from ringcoll.tuner.measured import PROTOCOL_SIZES
 from ringcoll.tuner.simple import is_large, least_large
 from ringcoll.tuner.table import Table
@@ -173,7 +172,7 @@ class CudaState(MessageState):
         if limits.proves or config.engine == "copy" or call.counts or not call.count:
             return
         for nbytes in _SIZES:
-            other = with_count(call, max(1, nbytes * call.count // call.nbytes))
+            other = call.with_count(max(1, nbytes * call.count // call.nbytes))
             decide = _registers(other, config, self, mapped)
             known = frozenset[Buffer]() if decide else mapped
             yield other, replace(limits, mapped=known, hellos_decide=decide)

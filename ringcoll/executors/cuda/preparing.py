@@ -57,7 +57,7 @@ from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import Grid
-from ringcoll.tuner.kept_gpu import Alike, calls_alike, laid_out, layout_for, with_counts
+from ringcoll.tuner.kept_gpu import Alike, calls_alike, laid_out, layout_for
 from ringcoll.tuner.simple import is_large, least_large
 from ringcoll.views import Extent, extent_of
 
@@ -194,7 +194,7 @@ class CudaPreparer:
             return None
         if not self._alike(before).holds(call):
             return None
-        call = with_counts(before.call, call)
+        call = before.call.with_counts(call)
         recounts = recounts_of(before, self.workspace, self.machine)
         placed = recounts.placed(call.count, call if call.counts else None)
         if placed is None:

@@ -26,7 +26,7 @@ from ringcoll.executors.cuda.params import (
 )
 from ringcoll.executors.cuda.signature import CountedText
 from ringcoll.tuner.choice import Choice, Grid
-from ringcoll.tuner.kept_gpu import Alike, with_count, with_counts
+from ringcoll.tuner.kept_gpu import Alike
 
 if TYPE_CHECKING:  # whose field the recounter is
     from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -172,7 +172,7 @@ class RecountedCall:
     def call(self) -> Call:
         """The call without arrays, made when it is asked for."""
         before, counted = self.recounter.before.call, self.counted
-        return with_count(before, self.count) if counted is None else with_counts(before, counted)
+        return before.with_count(self.count) if counted is None else before.with_counts(counted)
 
     @property
     def choice(self) -> Choice:
