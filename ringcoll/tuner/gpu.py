@@ -18,6 +18,7 @@ from ringcoll.tuner import measured
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
+    CHAIN_BYTES,
     DIRECT_BYTES,
     FEW_BLOCKS,
     FEW_LL128_BYTES,
@@ -149,6 +150,9 @@ def _ll_algorithm(call: Call, nranks: int, limits: Limits, protocol: str) -> str
         extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)
         return "one_shot_push" if extra <= HOP_BYTES.value else "all_pairs"
     if n > 2 and call.nbytes > DIRECT_BYTES[protocol].of(name):
+        narrow = call.dtype.partial.itemsize == call.dtype.itemsize and not limits.deterministic
+        if protocol == "LL128" and narrow and call.nbytes > CHAIN_BYTES.of(name):
+            return "chain"
         return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"
 

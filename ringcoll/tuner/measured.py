@@ -53,6 +53,7 @@ OPTIONS = Source("2 and 4 NVIDIA H100 80GB HBM3 over NVSwitch", "2026-11-28", "g
 PUSHES = Source(
     "2 and 4 NVIDIA H100 80GB HBM3 and 2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_pushes.json"
 )
+CHAINS = Source("4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_reduce_4.json")
 BESIDE = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_beside_2.json")
 ASKED = Source("2 NVIDIA H200 over NVSwitch", "2026-11-29", "gpu_asked_copies_2.json")
 FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
@@ -97,7 +98,7 @@ class BySize:
     """When size chooses a protocol: in calls of ``up_to`` bytes that none before it takes.
 
     ``samples``: sizes of calls that it takes of any collective, one for each kernel that size
-    decides; kernels are compiled ahead for these.
+    decides; kernels are compiled ahead for these, for the last one behind any call of its kind.
     """
 
     up_to: Measured[int]
@@ -106,7 +107,7 @@ class BySize:
 
 PROTOCOL_SIZES = {
     "LL": BySize(LL_BYTES, (4 << 10,)),
-    "LL128": BySize(LL128_BYTES, (256 << 10, 1 << 20)),  # in one hop and in two
+    "LL128": BySize(LL128_BYTES, (256 << 10, 4 << 20, 1 << 20)),  # in one hop, by chain, in two
 }
 """The protocols that size chooses, in the order of their sizes; larger calls are Simple's."""
 
@@ -147,6 +148,17 @@ DIRECT_BYTES = {
     ),
 }
 """By protocol: bytes up to which the root sends to or receives from all itself."""
+
+CHAIN_BYTES = Measured(
+    ANY_BYTES,
+    CHAINS,
+    "4 GPUs, LL128, reduce by scatter_gather_push and by chain, with accumulate='dtype' in "
+    "bfloat16, in µs: 1 MiB 7.0 and 7.0, 2 MiB 10.2 and 10.5, 4 MiB 22.7 and 16.8, 8 MiB 41.3 and "
+    "29.5 (NCCL 37.2); in float32 8 MiB 41.2 and 29.1 (gpu_reduce_float32_4.json)",
+    {"reduce": 2 << 20},
+)
+"""Bytes up to which LL128 gathers pieces at their owners; of more a chain carries partial results,
+unless they are wider than the elements: of those it would send twice as much."""
 
 HOP = Measured(1.8e-6, SWITCH, "all_reduce in two hops took 1.8 µs more than in one")
 """Seconds of one more hop between GPUs. The size from which rings are faster depends on it."""
@@ -408,12 +420,14 @@ REPLICAS = Measured(
     "2 GPUs, by 64 and by 128 blocks, in µs: reduce of 64 MiB 200 and 196, 512 MiB 1493 and 1454 "
     "(NCCL 1456); reduce_scatter 847 and 815; all_reduce by two_shot 64 MiB 211 and 207; broadcast "
     "by one_shot 1456 and 1541. On H200, beside a GEMM of 8192^3, that took with all_reduce of 256 "
-    "MiB by 64 blocks 1.18 times as long, by 128 1.30 times, and the all_reduce 1537 and 1656",
-    {"reduce": 128},
+    "MiB by 64 blocks 1.18 times as long, by 128 1.30 times, and the all_reduce 1537 and 1656. "
+    "Broadcast by one_shot on H200 by 64 and by 66 (gpu_reads_2.json): 96 MiB 281 and 281, 128 MiB "
+    "395 and 372 (NCCL 382), 256 MiB 732 and 732",
+    {"reduce": 128, "broadcast": 66},
 )
 """The most CUDA blocks of each block of a program. More make sums up to 4 % faster alone and a
 broadcast slower, and leave fewer multiprocessors to what a program computes meanwhile, and to other
-communicators."""
+communicators. 64 make of a broadcast of 128 MiB parts of 2 MiB, the size of a page."""
 
 CALL_BLOCKS = Measured(
     MOST_BLOCKS,
