@@ -27,6 +27,12 @@ TIMEOUT = 2.0
 
 
 def ranks(devices, timeout: float = TIMEOUT) -> list:
+    """Ranks on these devices, whose contexts are there: a loaded machine takes seconds for one."""
+    import cupy
+
+    for device in devices:
+        with cupy.cuda.Device(device):
+            cupy.cuda.runtime.deviceSynchronize()
     return ringcoll.init_all(devices, device="cuda", timeout=timeout)
 
 
