@@ -150,8 +150,9 @@ def _ll_algorithm(call: Call, nranks: int, limits: Limits, protocol: str) -> str
         extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)
         return "one_shot_push" if extra <= HOP_BYTES.value else "all_pairs"
     if n > 2 and call.nbytes > DIRECT_BYTES[protocol].of(name):
-        narrow = call.dtype.partial.itemsize == call.dtype.itemsize and not limits.deterministic
-        if protocol == "LL128" and narrow and call.nbytes > CHAIN_BYTES.of(name):
+        narrow = call.dtype.partial.itemsize == call.dtype.itemsize
+        long = protocol == "LL128" and call.nbytes > CHAIN_BYTES.of(name)
+        if long and narrow and not limits.deterministic:  # it sums in the order of its hops
             return "chain"
         return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"

@@ -427,7 +427,7 @@ REPLICAS = Measured(
 )
 """The most CUDA blocks of each block of a program. More make sums up to 4 % faster alone and a
 broadcast slower, and leave fewer multiprocessors to what a program computes meanwhile, and to other
-communicators. 64 make of a broadcast of 128 MiB parts of 2 MiB, the size of a page."""
+communicators. Why 64 take longer for a broadcast of 128 MiB is not known."""
 
 CALL_BLOCKS = Measured(
     MOST_BLOCKS,
