@@ -166,7 +166,9 @@ class MessageEngine(Engine):
         sent, first, received, second = segments
         dtype = like.calls.calls[0].dtype
         size = dtype.itemsize
-        counts, texts, places = list[int](), list[str](), list[tuple[int | None, int | None]]()
+        counts: list[int] = []
+        texts: list[str] = []
+        places: list[tuple[int | None, int | None]] = []
         for peer, sends, receives in like.peers:
             count = (sent if sends else received)[peer]
             counts.append(count)
@@ -230,8 +232,8 @@ class MessageEngine(Engine):
                 (0 if send is None else first + send, 0 if recv is None else second + recv)
                 for send, recv in found.places
             )
-            calls = _whole_calls(found, given) if isinstance(found, NewCounts) else found.calls
-            calls = calls.on(pointer, given, owned=owner is not None)
+            whole = _whole_calls(found, given) if isinstance(found, NewCounts) else ()
+            calls = found.calls.on(pointer, given, owned=owner is not None, calls=whole)
             return self._enqueue(calls, pointer, (sendbuf, recvbuf), owner, later=later, name=name)
         prepared = None if isinstance(found, NewCounts) else found.prepared
         if prepared is None and not isinstance(found, NewCounts):
@@ -377,7 +379,7 @@ def _places_of(calls: list[Call], first: int, second: int) -> Places:
     )
 
 
-def _whole_calls(new: NewCounts, addresses: tuple[tuple[int, int], ...]) -> PairCalls:
+def _whole_calls(new: NewCounts, addresses: tuple[tuple[int, int], ...]) -> tuple[Call, ...]:
     """Messages of new counts as calls of their own, on buffers that begin there."""
     made = []
     for call, count, text, at in zip(
@@ -392,7 +394,7 @@ def _whole_calls(new: NewCounts, addresses: tuple[tuple[int, int], ...]) -> Pair
         )
         own.count, own.nbytes, own.shown = count, nbytes, text
         made.append(own)
-    return replace(new.calls, calls=tuple(made), key=())
+    return tuple(made)
 
 
 def bytes_of(shape: Any) -> int:

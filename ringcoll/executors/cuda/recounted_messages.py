@@ -54,11 +54,11 @@ _TEMPLATES = 64
 """Parameters that a rank keeps for lengths that come once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class NewCounts:
     """Messages that differ from others in their counts and their timeout alone.
 
-    No two of them are of one half.
+    No two of them are of one half. Nobody writes to it.
     """
 
     calls: PairCalls  # the others, with the timeout of these
@@ -106,7 +106,8 @@ class RecountedMessages:
         wanted = [direct_replicas(nbytes, workspace) for nbytes in sizes]
         blocks = share_out(wanted, most, f"rank {self._executor.rank}")
         template = self._template(calls, peers, halves, sizes, forms)
-        words, records, first = template.launchable.parameter.words, list[Record](), 0
+        words, first = template.launchable.parameter.words, 0
+        records: list[Record] = []
         words[TIMEOUT_WORD] = nanoseconds(calls.timeout)
         for number, (half, call, nbytes, of, given) in enumerate(
             zip(halves, calls.calls, sizes, forms, blocks, strict=True)
