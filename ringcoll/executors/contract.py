@@ -22,9 +22,12 @@ class Prepared(Protocol):
         """Seconds that a wait of it may take."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LaunchRequest:
-    """A prepared call with what its launch is given: a stream, of GPU ranks, and addresses."""
+    """A prepared call with what its launch is given: a stream, of GPU ranks, and addresses.
+
+    Nobody writes to it. It is not frozen because calls make one: 0.2 µs, a frozen one takes 0.7.
+    """
 
     prepared: Any
     stream: int = 0

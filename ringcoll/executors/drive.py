@@ -22,9 +22,12 @@ POLL_SECONDS = 2e-4
 """Seconds between polls for the next row's signals while a paced link is busy."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Pause:
-    """What a task waits for, and the time until which it cannot become ready."""
+    """What a task waits for, and the time until which it cannot become ready.
+
+    Nobody writes to it: each wait makes one.
+    """
 
     ready: Callable[[], bool]
     until: float | None = None
