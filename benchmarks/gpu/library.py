@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import operator
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,46 +27,70 @@ WORDS = {"bfloat16": "uint16", "float32": "uint32"}
 WIDE_INPUT, WIDE_OUTPUT = ("reduce_scatter", "all_to_all"), ("all_gather", "all_to_all")
 """What sends or receives a part for every rank."""
 
+PIECE = 1 << 26
+"""Elements that are made or compared at once."""
+
 SETTLING = 6
 """Calls after which plain memory is registered and all ranks have SCRATCH of copy engines."""
 
 
-def pattern(rank: int, count: int, seed: int) -> Any:
-    """Small whole numbers, on the device."""
-    import cupy
+def pattern(rank: int, count: int, seed: int, first: int = 0, xp: Any = None) -> Any:
+    """Small whole numbers from element ``first`` on; ``xp`` makes them: CuPy, on the device."""
+    if xp is None:
+        import cupy
 
-    index = cupy.arange(count, dtype=cupy.uint32) * cupy.uint32(2654435761 + 2 * seed)
-    number = ((index >> 13) * cupy.uint32(rank + 3) >> 7) % cupy.uint32(17)
-    return number.astype(cupy.float32) - 8
+        xp = cupy
+    index = xp.arange(first, first + count, dtype=xp.uint32)
+    index *= xp.uint32(2654435761 + 2 * seed)
+    number = ((index >> 13) * xp.uint32(rank + 3) >> 7) % xp.uint32(17)
+    return number.astype(xp.float32) - 8
 
 
 def as_bits(numbers: Any, dtype: str = "bfloat16") -> Any:
     """The bits, as an element type has them, of whole numbers up to 256."""
-    import cupy
-
-    bits = numbers.view(cupy.uint32)
-    return bits if dtype == "float32" else (bits >> 16).astype(cupy.uint16)
+    bits = numbers.view("uint32")
+    return bits if dtype == "float32" else (bits >> 16).astype("uint16")
 
 
-def wanted(name: str, rank: int, nranks: int, count: int, seed: int, dtype: str) -> Any:
-    """What a rank must receive, in bits; None where it receives nothing."""
-    import cupy
+@dataclass(frozen=True)
+class Part:
+    """Elements of an OUTPUT: the sum of what some ranks have from element ``source`` on."""
 
-    wide = name in ("reduce_scatter", "all_to_all")
-    sent = [pattern(peer, count * (nranks if wide else 1), seed) for peer in range(nranks)]
-    own = slice(rank * count, (rank + 1) * count)
-    if name == "broadcast":
-        return as_bits(sent[0], dtype)
-    if name == "all_gather":
-        return as_bits(cupy.concatenate(sent), dtype)
-    if name == "all_to_all":
-        return as_bits(cupy.concatenate([numbers[own] for numbers in sent]), dtype)
-    if name == "reduce" and rank:
-        return None
-    total = sent[0]
-    for numbers in sent[1:]:
-        total = total + numbers
-    return as_bits(total[own] if name == "reduce_scatter" else total, dtype)
+    first: int
+    count: int
+    source: int
+    ranks: Sequence[int]
+
+    def bits(self, seed: int, dtype: str, xp: Any = None) -> Any:
+        """What is to be there, of inputs that are :func:`pattern`."""
+        each = (pattern(rank, self.count, seed, self.source, xp) for rank in self.ranks)
+        return as_bits(functools.reduce(operator.iadd, each), dtype)
+
+
+def parts(name: str, rank: int, nranks: int, count: int) -> Iterator[Part]:
+    """All that a rank receives, of ``count`` elements a segment.
+
+    In parts of at most :data:`PIECE` elements, so that comparing needs little memory beside arrays
+    of 4 GiB.
+    """
+    everyone, own = range(nranks), rank * count
+    whole = {
+        "broadcast": [Part(0, count, 0, (0,))],
+        "all_gather": [Part(p * count, count, 0, (p,)) for p in everyone],
+        "all_to_all": [Part(p * count, count, own, (p,)) for p in everyone],
+        "reduce_scatter": [Part(0, count, own, everyone)],
+        "reduce": [Part(0, count, 0, everyone)] if rank == 0 else [],
+        "all_reduce": [Part(0, count, 0, everyone)],
+    }
+    for part in whole[name]:
+        for at, size in pieces(part.count):
+            yield Part(part.first + at, size, part.source + at, part.ranks)
+
+
+def pieces(count: int) -> Iterator[tuple[int, int]]:
+    """Where pieces of at most :data:`PIECE` elements begin, and how long they are."""
+    for first in range(0, count, PIECE):
+        yield first, min(PIECE, count - first)
 
 
 def bits_of(array: Any) -> Any:
@@ -189,14 +215,17 @@ class Ringcoll:
         for _ in range(3):
             seed = int(self.rendezvous.allgather(os.urandom(2))[0].hex(), 16)
             with self._on_stream():
-                bits_of(send)[:] = as_bits(pattern(comm.rank, bits_of(send).size, seed), self.dtype)
+                sent, item = bits_of(send), 8 * self._itemsize
+                for first, size in pieces(sent.size):
+                    numbers = pattern(comm.rank, size, seed, first)
+                    sent[first : first + size] = as_bits(numbers, self.dtype)
                 bits_of(recv)[:] = 0xA5A5
                 self._call(name, send, recv, in_place, options)
-                right = wanted(name, comm.rank, comm.nranks, count, seed, self.dtype)
-                if right is not None:
-                    got = bits_of(send if in_place else recv)
-                    # Two zeros are one value.
-                    negative = 1 << (8 * self._itemsize - 1)
+                received = sent if in_place else bits_of(recv)
+                for part in parts(name, comm.rank, comm.nranks, count):
+                    got = received[part.first : part.first + part.count]
+                    right = part.bits(seed, self.dtype)
+                    negative = 1 << (item - 1)  # two zeros are one value
                     unequal = (got != right) & ~((got | right) == negative)
                     wrong += int(cupy.count_nonzero(unequal))
             comm.synchronize()
