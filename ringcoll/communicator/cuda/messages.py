@@ -26,9 +26,10 @@ from ringcoll.communicator.work import Work
 from ringcoll.cuda.readers import Libraries
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import GroupCall, LaunchRequest
+from ringcoll.executors.cuda.message_launch import PreparedPairs
 from ringcoll.executors.cuda.recounted import COUNTS
 from ringcoll.executors.cuda.recounted_messages import NewCounts, Peers, Places
-from ringcoll.executors.cuda.sending import PairCalls, PreparedPairs
+from ringcoll.executors.cuda.sending import PairCalls
 from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.tuner.measured import ANY_BYTES
 from ringcoll.views import device_view, start_of

@@ -66,6 +66,23 @@ class _Base:
     words: array[int]
 
 
+@dataclass(slots=True, eq=False)
+class PreparedPairs:
+    """The launch of the messages of one call, for all arrays of their shape.
+
+    Nobody writes to it.
+    """
+
+    launchable: Launching
+    records: list[Record]
+    timeout: float
+    given: tuple[tuple[int, int, int], ...]
+    """Addresses of its messages: which of the launch, 0 or 1 for INPUT or OUTPUT, and bytes."""
+    addresses: int  # that a launch is given
+    received: tuple[tuple[int, int, Call], ...]  # large ones: which address, bytes into OUTPUT
+    large: bool  # whether any is large
+
+
 class MessageLaunches:
     """Makes the launches of one rank's messages, and of ranks that share its GPU."""
 

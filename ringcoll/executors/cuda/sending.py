@@ -23,6 +23,7 @@ from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.message_launch import (
     GIVEN_EACH,
     MessageLaunches,
+    PreparedPairs,
     Record,
     addresses_of,
 )
@@ -69,9 +70,8 @@ class PairCalls(GroupCall):
     ) -> PairCalls:
         """The same calls on a stream, of arrays at other addresses; or others like them."""
         made, key = (calls, ()) if calls else (self.calls, self.key)
-        return PairCalls(
-            self.pairs, made, stream, self.timeout, owned, self.most, self.copied, addresses, key
-        )
+        kept = self.pairs, made, stream, self.timeout, owned
+        return PairCalls(*kept, self.most, self.copied, addresses, key)
 
     @staticmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
@@ -165,20 +165,6 @@ class Member:
             if call.peer in executor.shared_launch.ranks
             and (call.send is None or call.recv is None)
         ]
-
-
-@dataclass(slots=True, eq=False)
-class PreparedPairs:
-    """The launch of the messages of one call, for all arrays of their shape."""
-
-    launchable: Launching
-    records: list[Record]
-    timeout: float
-    given: tuple[tuple[int, int, int], ...]
-    """Addresses of its messages: which of the launch, 0 or 1 for INPUT or OUTPUT, and bytes."""
-    addresses: int  # that a launch is given
-    received: tuple[tuple[int, int, Call], ...]  # large ones: which address, bytes into OUTPUT
-    large: bool  # whether any is large
 
 
 @dataclass(frozen=True, slots=True, eq=False)
