@@ -12,7 +12,8 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, groupby
 
@@ -150,15 +151,10 @@ def group() -> Iterator[None]:
     try:
         for state in states.values():
             state.yield_to_worker()
-        if len(states) == 1:  # saves 3 us
-            with state.lock:
-                _run_in_stages(mine.items)
-        else:
-            with contextlib.ExitStack() as held:
-                # All threads take the locks in one order, so that two groups cannot deadlock.
-                for _, state in sorted(states.items()):
-                    held.enter_context(state.lock)
-                _run_in_stages(mine.items)
+        # All threads take the locks in one order, so that two groups cannot deadlock.
+        locks = [state.lock for _, state in sorted(states.items())]
+        with locks[0] if len(locks) == 1 else _all_of(locks):  # the one saves 3 µs
+            _run_in_stages(mine.items)
     except BaseException as error:
         for state in states.values():
             state.fail(error)
@@ -168,6 +164,15 @@ def group() -> Iterator[None]:
         raise
     for work in mine.works:
         work._end()
+
+
+@contextlib.contextmanager
+def _all_of(locks: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
+    """All of these locks, in their order."""
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
+        yield
 
 
 def _discard(group: Group, first: int, first_work: int, error: BaseException) -> None:

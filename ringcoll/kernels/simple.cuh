@@ -279,12 +279,12 @@ struct ProgramChoice {
 // Which block of a program a CUDA block runs, and which of its replicas; one that runs none has the
 // number behind the last block.
 //
-// Neighbours in the grid share a TPC, and its way to the links, once the grid has more blocks than
-// the GPU has TPCs. So a program that has at most half of the grid leaves out CUDA blocks between
-// its own, and others have their lanes in turns: on 4 H200 an all_to_all of 512 MiB by 64 of 132
-// CUDA blocks took 1239 us so and 1341 to 1531 by the first 64, an all_reduce of 64 MiB 308 and 317
-// to 329; by lanes in turns an all_reduce of 64 MiB on 2 took 199 us, and 200 to 206 by one lane
-// after the other (gpu_places_4.json).
+// In a grid of more CUDA blocks than the GPU has pairs of multiprocessors (TPCs) most neighbours
+// share one, and so what it can write. So a program that has at most half of the grid leaves out
+// CUDA blocks between its own, and others have their lanes in turns: on 4 H200 an all_to_all of
+// 512 MiB by 64 of 128 to 132 CUDA blocks took 1239 us so and 1314 to 1531 by the first 64, an
+// all_reduce of 64 MiB 308 and 317 to 329. By lanes in turns an all_reduce of 64 MiB on 2 took 199
+// us and else 200 to 206, some of that on other GPUs; on 4 nothing was won (gpu_places_4.json).
 struct Place {
     u32 block, replica;
     RC_DEVICE Place(u32 index, u32 grid, u32 blocks, u32 replicas) : block(blocks), replica(0) {

@@ -15,7 +15,7 @@ struct Record {
 // `step` is a row of the program, or STEP_HELLO. `at` is the slice with protocol Simple; with LL,
 // which executes a row once for each pack, the pack; with STEP_HELLO the program that runs.
 struct Executed {
-    u32 block;  // with Simple its place: the replicas of a block of the program follow each other
+    u32 block;  // with Simple its place, a block's replicas one after the other; with LL 0
     u32 step;
     u64 at;
     u64 count;  // elements that were moved

@@ -19,6 +19,7 @@ from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     CHAIN_BYTES,
+    CHAIN_RANKS,
     DIRECT_BYTES,
     FEW_BLOCKS,
     FEW_LL128_BYTES,
@@ -75,7 +76,7 @@ def _compared(call: Call, machine: GpuRanks, limits: Limits) -> tuple[Limits, tu
         return limits, ()
     protocol, _ = protocol_of(call, machine, limits)
     if protocol in IN_BAND:
-        default = _ll_algorithm(call, machine.nranks, limits, protocol)
+        default = _ll_algorithm(call, machine, limits, protocol)
     else:
         default = default_algorithm(call, machine, limits)
     slices = limits.slices or slices_of(call, "chain", machine.nranks)
@@ -140,9 +141,9 @@ def _is_legal(protocol: Protocol, call: Call, machine: GpuRanks) -> bool:
     return whole and call.dtype.itemsize <= protocol.most_itemsize
 
 
-def _ll_algorithm(call: Call, nranks: int, limits: Limits, protocol: str) -> str:
+def _ll_algorithm(call: Call, machine: GpuRanks, limits: Limits, protocol: str) -> str:
     """The default algorithm of LL or LL128."""
-    name, n = call.collective, nranks
+    name, n = call.collective, machine.nranks
     if COLLECTIVES[name].prefix:
         return "chain" if limits.deterministic else "recursive_doubling"
     if name == "all_reduce":
@@ -150,12 +151,20 @@ def _ll_algorithm(call: Call, nranks: int, limits: Limits, protocol: str) -> str
         extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)
         return "one_shot_push" if extra <= HOP_BYTES.value else "all_pairs"
     if n > 2 and call.nbytes > DIRECT_BYTES[protocol].of(name):
-        narrow = call.dtype.partial.itemsize == call.dtype.itemsize
-        long = protocol == "LL128" and call.nbytes > CHAIN_BYTES.of(name)
-        if long and narrow and not limits.deterministic:  # it sums in the order of its hops
+        if call.nbytes > CHAIN_BYTES.of(name) and _may_chain(call, machine, limits):
             return "chain"
         return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"
+
+
+def _may_chain(call: Call, machine: GpuRanks, limits: Limits) -> bool:
+    """Whether a chain was timed for such ranks, and carries no more bytes than the elements have.
+
+    It sums in the order of its hops.
+    """
+    timed = machine.nranks <= CHAIN_RANKS and machine.most(limits) > FEW_BLOCKS.value
+    narrow = call.dtype.partial.itemsize == call.dtype.itemsize
+    return timed and narrow and alike(machine) and not limits.deterministic
 
 
 def _choose_ll(
@@ -174,7 +183,7 @@ def _choose_ll(
             f"most {most_itemsize} bytes, {call.dtype.name} has {call.dtype.itemsize}; use "
             f"protocol='LL'"
         )
-    default = _ll_algorithm(call, machine.nranks, limits, protocol)
+    default = _ll_algorithm(call, machine, limits, protocol)
     candidate = candidate_of(call, machine, limits, default)
     launch = Launch(protocol, 1, WINDOW, frozenset(), in_place(call))
     found = fitted(call, candidate, launch, fits, "sm", why)

@@ -81,7 +81,7 @@ LL128_BYTES = Measured(
     "46.3, 23.1 and 37.5",
 )
 """Bytes up to which LL128 is chosen where its lines have room for the call: on 4 GPUs for 8 MiB of
-all_reduce and reduce, 12 of broadcast, 16 of the others."""
+all_reduce and reduce, 12 of broadcast and chains, 16 of the others."""
 
 LL_ALONE_BYTES = Measured(
     2 << 20,
@@ -152,13 +152,15 @@ DIRECT_BYTES = {
 CHAIN_BYTES = Measured(
     ANY_BYTES,
     CHAINS,
-    "4 GPUs, LL128, reduce by scatter_gather_push and by chain, with accumulate='dtype' in "
-    "bfloat16, in µs: 1 MiB 7.0 and 7.0, 2 MiB 10.2 and 10.5, 4 MiB 22.7 and 16.8, 8 MiB 41.3 and "
-    "29.5 (NCCL 37.2); in float32 8 MiB 41.2 and 29.1 (gpu_reduce_float32_4.json)",
+    "reduce by scatter_gather_push and by chain, of bfloat16 with accumulate='dtype', in µs: 2 MiB "
+    "10.2 and 10.5, 4 MiB 22.7 and 16.8, 8 MiB 41.3 and 29.5 (NCCL 37.2)",
     {"reduce": 2 << 20},
 )
 """Bytes up to which LL128 gathers pieces at their owners; of more a chain carries partial results,
-unless they are wider than the elements: of those it would send twice as much."""
+unless they are wider than the elements. Beyond 8 MiB it was not timed."""
+
+CHAIN_RANKS = 4
+"""The most ranks of such a chain: more have more hops."""
 
 HOP = Measured(1.8e-6, SWITCH, "all_reduce in two hops took 1.8 µs more than in one")
 """Seconds of one more hop between GPUs. The size from which rings are faster depends on it."""
@@ -425,9 +427,8 @@ REPLICAS = Measured(
     "395 and 372 (NCCL 382), 256 MiB 732 and 732",
     {"reduce": 128, "broadcast": 66},
 )
-"""The most CUDA blocks of each block of a program. More make sums up to 4 % faster alone and a
-broadcast slower, and leave fewer multiprocessors to what a program computes meanwhile, and to other
-communicators. Why 64 take longer for a broadcast of 128 MiB is not known."""
+"""The most CUDA blocks of each block of a program. More make sums up to 4 % faster alone, and leave
+fewer multiprocessors to programs. 66 were timed on 2 GPUs; why 64 are slow there is not known."""
 
 CALL_BLOCKS = Measured(
     MOST_BLOCKS,
@@ -493,8 +494,7 @@ MESSAGE_BYTES = Measured(256 << 10, ASSUMED, "a message's overhead is small besi
 """Bytes of a slice between nodes."""
 
 COMPARED_RANKS = Measured(16, ASSUMED, "predicting takes longer with more ranks")
-"""Ranks on several nodes up to which all algorithms are compared; beyond, only hierarchical is
-taken."""
+"""Ranks on several nodes up to which all algorithms are compared; beyond, hierarchical runs."""
 
 LAYERS_BYTES = Measured(1 << 20, ASSUMED, "below, latency dominates")
 """Bytes of the larger buffer from which calls of GPU ranks on several nodes run in two layers."""

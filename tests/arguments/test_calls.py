@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.arguments.calls import (
+    Call,
     check_peer,
     prepare,
     prepare_recv,
@@ -369,3 +370,26 @@ def test_any_two_views_of_one_arena(name, nranks, data):
         offset = rank * seen.count * 4 if m != n else 0
         smaller, larger = (seen.send, seen.recv) if m <= n else (seen.recv, seen.send)
         assert address(smaller) == address(larger) + offset
+
+
+def test_calls_of_other_counts_have_no_arrays():
+    call = Call("all_reduce", 1, np.ones(6), np.ones(6), 6, dtype_of("float64"), nbytes=48)
+    other = call.with_count(9)
+    assert (other.count, other.nbytes, other.send, other.recv) == (9, 72, None, None)
+    assert call.with_counts(other).count == 9 and call.count == 6
+
+
+@pytest.mark.parametrize(
+    ("total", "longest", "counts", "displs"),
+    [
+        (10, 4, (4, 4, 2), (0, 4, 8)),
+        (10, 1, (4, 4, 2), (0, 4, 8)),  # no three are shorter
+        (10, 7, (7, 3, 0), (0, 7, 10)),
+        (3, 9, (3, 0, 0), (0, 3, 3)),
+    ],
+)
+def test_counts_are_spread_over_the_ranks(total, longest, counts, displs):
+    call = Call("all_gather", 0, None, None, 1, dtype_of("float32"), counts=(1,) * 3, displs=(0,))
+    other = call.spread(total, longest, 3)
+    assert (other.counts, other.displs) == (counts, displs)
+    assert (other.count, other.nbytes) == (counts[0], 4 * total)

@@ -10,6 +10,7 @@ import pytest
 
 import ringcoll
 from ringcoll import AbortedError, ClosedError, DeadlineError, MismatchError, UsageError
+from ringcoll.communicator import group as groups
 from ringcoll.communicator.group import open_groups
 
 
@@ -343,3 +344,25 @@ def test_a_group_waits_for_the_asynchronous_calls_before_it():
         return x[0]
 
     assert ringcoll.spawn(work, 2) == [2.0**10] * 2
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_a_group_holds_the_locks_of_its_communicators(monkeypatch, nranks):
+    comms, free, honest = ringcoll.init_all(nranks), list[bool](), groups._run_in_stages
+
+    def watched(items):
+        def other():
+            free.extend(comm._state.lock.acquire(blocking=False) for comm in comms)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        honest(items)
+
+    monkeypatch.setattr(groups, "_run_in_stages", watched)
+    with ringcoll.group():
+        for comm in comms:
+            comm.all_reduce(np.ones(3))
+    assert free == [False] * nranks
+    for comm in comms:
+        comm.close()

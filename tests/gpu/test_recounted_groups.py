@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -26,10 +27,13 @@ def comms(request, monkeypatch):
     yield from communicators(range(request.param), monkeypatch)
 
 
-def exchange(comm, counts: list[int], step: int, times: int = 1, **how) -> None:
-    """Messages to both neighbours and from both, as a pipeline makes them, ``times`` each."""
+def exchange(comm, counts: list[int], step: int, times: int = 1, alone=False, **how) -> None:
+    """Messages to both neighbours and from both, as a pipeline makes them, ``times`` each.
+
+    ``alone``: in no group.
+    """
     n, me, kept, checks = len(counts), comm.rank, list[FakeBuffer](), []
-    with ringcoll.group():
+    with contextlib.nullcontext() if alone else ringcoll.group():
         for turn in range(times):
             for way in (1, -1):
                 to, source = (me + way) % n, (me - way) % n
@@ -43,6 +47,19 @@ def exchange(comm, counts: list[int], step: int, times: int = 1, **how) -> None:
     comm.synchronize()
     for got, wanted in checks:
         got.check(wanted)
+
+
+@pytest.mark.parametrize("comms", [4], indirect=True)
+def test_the_first_counts_of_a_group_are_kept(comms, new):
+    """Also of messages that are like others, which no group had."""
+
+    def work(comm) -> None:
+        exchange(comm, [30] * 4, 0, alone=True)
+        for step in range(3):
+            exchange(comm, [20] * 4, step)
+
+    assert in_threads(comms, work) == []
+    assert new == []
 
 
 def test_groups_of_new_counts_arrive_whole(comms, new):

@@ -16,7 +16,10 @@ from tests.kernels.chosen import chosen, rooted
     ("mebibytes", "dtype", "how", "algorithm"),
     [
         (2, "float32", {}, "scatter_gather_push"),
-        (4, "float32", {}, "chain"),
+        (3, "float32", {}, "chain"),
+        (4, "float32", {"nranks": 3}, "chain"),
+        (4, "float32", {"nranks": 5}, "scatter_gather_push"),
+        (4, "float32", {"blocks": 48}, "scatter_gather_push"),
         (12, "int64", {}, "chain"),
         (4, "float32", {"deterministic": True}, "scatter_gather_push"),
         (4, "bfloat16", {}, "scatter_gather_push"),  # partial results in float32

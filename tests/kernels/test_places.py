@@ -54,7 +54,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
 
 @pytest.mark.parametrize(
     ("grid", "blocks", "replicas"),
-    [(132, 1, 64), (132, 2, 32), (132, 2, 64), (132, 3, 44), (132, 3, 11), (64, 1, 64), (7, 2, 3)],
+    [
+        (132, 1, 64),
+        (128, 1, 64),
+        (132, 2, 32),
+        (132, 2, 64),
+        (132, 3, 44),
+        (132, 3, 11),
+        (64, 1, 64),
+        (7, 2, 3),
+    ],
 )
 def test_each_replica_of_each_block_has_one_cuda_block(places, grid, blocks, replicas):
     found = [place for place in places(grid, blocks, replicas) if place is not None]
@@ -68,6 +77,7 @@ def test_lanes_take_turns(places):
 def test_idle_ones_lie_between(places):
     assert places(6, 1, 2) == [(0, 0), None, None, (0, 1), None, None]
     assert [place is None for place in places(132, 2, 32)] == [False, True] * 64 + [True] * 4
+    assert [place is None for place in places(128, 1, 64)] == [False, True] * 64
 
 
 def test_a_program_of_more_than_half_of_the_grid_leaves_none_out(places):

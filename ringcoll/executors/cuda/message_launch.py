@@ -68,10 +68,7 @@ class _Base:
 
 @dataclass(slots=True, eq=False)
 class PreparedPairs:
-    """The launch of the messages of one call, for all arrays of their shape.
-
-    Nobody writes to it.
-    """
+    """The launch of the messages of one call, for all arrays of their shape."""
 
     launchable: Launching
     records: list[Record]

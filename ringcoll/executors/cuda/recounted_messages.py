@@ -58,7 +58,7 @@ _TEMPLATES = 64
 class NewCounts:
     """Messages that differ from others in their counts and their timeout alone.
 
-    No two of them are of one half. Nobody writes to it.
+    No two of them are of one half.
     """
 
     calls: PairCalls  # the others, with the timeout of these

@@ -43,12 +43,12 @@ KEPT = 128
 _IN_SCRATCH = " scratch=large"
 
 
-# Nobody writes to the records of a launch: a frozen one takes 1.2 us to make and not 0.24.
-
-
 @dataclass(slots=True, eq=False)
 class PairCalls(GroupCall):
-    """Sends and receives of one rank that are launched together."""
+    """Sends and receives of one rank that are launched together.
+
+    Nobody writes to it or to other records of a launch: frozen ones take 1.2 µs to make, not 0.24.
+    """
 
     pairs: CudaPairs
     calls: tuple[Call, ...]  # their arrays are views of device memory, never read here
@@ -386,7 +386,10 @@ class CudaPairs:
         return found
 
     def _new_counts(self, members: Sequence[Member], timeout: float) -> NewCounts | None:
-        """Messages of a group that differ from others in their counts; None: others are kept."""
+        """Messages of a group that differ from others in their counts; None: others are kept.
+
+        Counts of which many others have come since are new again, though their launch is kept.
+        """
         member = members[0]
         if len(members) > 1 or member.engines or not self.launches_alone:
             return None

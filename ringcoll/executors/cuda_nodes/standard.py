@@ -39,7 +39,7 @@ _COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 _SIMPLE = 32 << 20, 64 << 20, 512 << 20
 """Bytes of calls by Simple: of all_reduce and broadcast by each of their algorithms."""
 _FEW = 3 << 20, 6 << 20, 16 << 20
-"""Bytes of calls by Simple with few blocks, whose LL128 ends earlier."""
+"""Bytes of calls with few blocks, whose LL128 ends earlier: of all_reduce behind 2 MiB."""
 _BYTES = (*(size for by in PROTOCOL_SIZES.values() for size in by.samples), *_SIMPLE)
 _NO_LIMITS = Limits()
 _TWO_PROGRAMS = (
