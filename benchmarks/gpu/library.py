@@ -212,10 +212,11 @@ class Ringcoll:
         import cupy
 
         comm, wrong = self.comm, 0
+        negative = 1 << (8 * self._itemsize - 1)  # two zeros are one value
         for _ in range(3):
             seed = int(self.rendezvous.allgather(os.urandom(2))[0].hex(), 16)
             with self._on_stream():
-                sent, item = bits_of(send), 8 * self._itemsize
+                sent = bits_of(send)
                 for first, size in pieces(sent.size):
                     numbers = pattern(comm.rank, size, seed, first)
                     sent[first : first + size] = as_bits(numbers, self.dtype)
@@ -225,7 +226,6 @@ class Ringcoll:
                 for part in parts(name, comm.rank, comm.nranks, count):
                     got = received[part.first : part.first + part.count]
                     right = part.bits(seed, self.dtype)
-                    negative = 1 << (item - 1)  # two zeros are one value
                     unequal = (got != right) & ~((got | right) == negative)
                     wrong += int(cupy.count_nonzero(unequal))
             comm.synchronize()

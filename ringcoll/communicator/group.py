@@ -12,8 +12,7 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
 
@@ -149,11 +148,12 @@ def group() -> Iterator[None]:
             of_thread.group = None
     states = {id(state): state for state, _, _ in mine.items}
     try:
-        for state in states.values():
-            state.yield_to_worker()
-        # All threads take the locks in one order, so that two groups cannot deadlock.
-        locks = [state.lock for _, state in sorted(states.items())]
-        with locks[0] if len(locks) == 1 else _all_of(locks):  # the one saves 3 µs
+        with contextlib.ExitStack() as held:
+            for state in states.values():
+                state.yield_to_worker()
+            # All threads take the locks in one order, so that two groups cannot deadlock.
+            for _, state in sorted(states.items()):
+                held.enter_context(state.lock)
             _run_in_stages(mine.items)
     except BaseException as error:
         for state in states.values():
@@ -164,15 +164,6 @@ def group() -> Iterator[None]:
         raise
     for work in mine.works:
         work._end()
-
-
-@contextlib.contextmanager
-def _all_of(locks: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
-    """All of these locks, in their order."""
-    with contextlib.ExitStack() as held:
-        for lock in locks:
-            held.enter_context(lock)
-        yield
 
 
 def _discard(group: Group, first: int, first_work: int, error: BaseException) -> None:
