@@ -160,7 +160,7 @@ CHAIN_BYTES = Measured(
 unless they are wider than the elements. Beyond 8 MiB it was not timed."""
 
 CHAIN_RANKS = 4
-"""The most ranks of such a chain: more have more hops."""
+"""The most ranks of such a chain: more have more hops. Three have not been timed."""
 
 HOP = Measured(1.8e-6, SWITCH, "all_reduce in two hops took 1.8 µs more than in one")
 """Seconds of one more hop between GPUs. The size from which rings are faster depends on it."""
@@ -422,13 +422,12 @@ REPLICAS = Measured(
     "2 GPUs, by 64 and by 128 blocks, in µs: reduce of 64 MiB 200 and 196, 512 MiB 1493 and 1454 "
     "(NCCL 1456); reduce_scatter 847 and 815; all_reduce by two_shot 64 MiB 211 and 207; broadcast "
     "by one_shot 1456 and 1541. On H200, beside a GEMM of 8192^3, that took with all_reduce of 256 "
-    "MiB by 64 blocks 1.18 times as long, by 128 1.30 times, and the all_reduce 1537 and 1656. "
-    "Broadcast by one_shot on H200 by 64 and by 66 (gpu_reads_2.json): 96 MiB 281 and 281, 128 MiB "
-    "395 and 372 (NCCL 382), 256 MiB 732 and 732",
-    {"reduce": 128, "broadcast": 66},
+    "MiB by 64 blocks 1.18 times as long, by 128 1.30 times, and the all_reduce 1537 and 1656",
+    {"reduce": 128},
 )
-"""The most CUDA blocks of each block of a program. More make sums up to 4 % faster alone, and leave
-fewer multiprocessors to programs. 66 were timed on 2 GPUs; why 64 are slow there is not known."""
+"""The most CUDA blocks of each block of a program. More make sums up to 4 % faster alone and a
+broadcast slower, and leave fewer multiprocessors to what a program computes meanwhile, and to other
+communicators."""
 
 CALL_BLOCKS = Measured(
     MOST_BLOCKS,

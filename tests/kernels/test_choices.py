@@ -157,7 +157,7 @@ def test_slices_are_words_and_no_text(nranks):
             mapped = frozenset({Buffer.OUTPUT})
             options: dict[str, Any] = {"algorithm": "chain", "protocol": "Simple"}
             choice = chosen(call, nranks, mapped=mapped, slices=slices, **options)
-            assert (choice.launch.slices, choice.grid.blocks) == (slices, 66)
+            assert (choice.launch.slices, choice.grid.blocks) == (slices, 64)
             body = body_of(choice, call, workspace, (Addresses(rank, (0,) * nranks, 0),))
             texts.add(body.text)
             words.add(tuple(body.words[0]))
@@ -237,13 +237,13 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
         (4, 16, {}, "scatter_gather_fused", 8, 3 * 43),
         (4, 64, {}, "scatter_gather_fused", 24, 3 * 44),
         (5, 64, {}, "scatter_gather_fused", 24, 4 * 33),
-        (3, 127, {}, "scatter_gather_fused", 24, 2 * 66),
-        (4, 128, {}, "chain", 32, 66),
-        (2, 64, {}, "chain", 1, 66),
-        (2, 64, {"mapped": ALL_MAPPED}, "one_shot", 1, 66),
-        (8, 64, {}, "chain", 16, 66),  # a lane of the root would have 18 blocks
-        (4, 64, {"blocks": 95}, "chain", 16, 66),
-        (4, 64, {"channels": 2}, "ring", 16, 132),
+        (3, 127, {}, "scatter_gather_fused", 24, 2 * 64),
+        (4, 128, {}, "chain", 32, 64),
+        (2, 64, {}, "chain", 1, 64),
+        (2, 64, {"mapped": ALL_MAPPED}, "one_shot", 1, 64),
+        (8, 64, {}, "chain", 16, 64),  # a lane of the root would have 18 blocks
+        (4, 64, {"blocks": 95}, "chain", 16, 64),
+        (4, 64, {"channels": 2}, "ring", 16, 128),
         (4, 64, {"mapped": frozenset()}, "tree", 16, 3 * 44),
         (4, 64, {"algorithm": "scatter_gather_fused", "slices": 3}, "scatter_gather_fused", 3, 132),
     ],
