@@ -124,7 +124,7 @@ def fitted(
                 f"{where}: {program.scratch} chunks do not fit {room} bytes of SCRATCH; use "
                 f"another algorithm"
             )
-        # The fewest that may fit: so many times as many are so many times as short, but a chunk
-        # has more slots of them while those are fewer than the window.
-        times = -(-need * launch.window // (launch.slots * max(1, room)))
-        launch = replace(launch, slices=launch.slices << (times - 1).bit_length())
+        # Needs are in proportion to the length of a slice once slots are as many as the window; a
+        # 512th more slices make up for lengths that are rounded up.
+        fewest = -(-launch.slices * need * launch.window // (launch.slots * max(1, room)))
+        launch = replace(launch, slices=max(launch.slices + 1, fewest + fewest // 512))

@@ -98,7 +98,7 @@ def _alike(
         return False
     if len(found.variants) != len(chosen.variants):
         return False
-    # Equal slices are not enough: they may be different ones, doubled until they fit SCRATCH.
+    # Equal slices are not enough: they may be different ones, more until they fit SCRATCH.
     n = machine.nranks
     return all(
         one.launch == two.launch

@@ -420,9 +420,10 @@ REPLICAS = Measured(
     64,
     PUSHES,
     "2 GPUs, by 64 and by 128 blocks, in µs: reduce of 64 MiB 200 and 196, 512 MiB 1493 and 1454 "
-    "(NCCL 1456); reduce_scatter 847 and 815; all_reduce by two_shot 64 MiB 211 and 207; broadcast "
-    "by one_shot 1456 and 1541. On H200, beside a GEMM of 8192^3, that took with all_reduce of 256 "
-    "MiB by 64 blocks 1.18 times as long, by 128 1.30 times, and the all_reduce 1537 and 1656",
+    "(NCCL 1456); reduce_scatter 847 and 815; all_reduce by two_shot 64 MiB 211 and 207, on 4 "
+    "GPUs 512 MiB 2414 and 2354 (gpu_slices_4.json); broadcast by one_shot 1456 and 1541. On "
+    "H200, beside a GEMM of 8192^3, that took with all_reduce of 256 MiB by 64 blocks 1.18 times "
+    "as long, by 128 1.30 times, and the all_reduce 1537 and 1656",
     {"reduce": 128},
 )
 """The most CUDA blocks of each block of a program. More make sums up to 4 % faster alone and a

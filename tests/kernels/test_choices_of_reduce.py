@@ -47,5 +47,5 @@ def test_two_ranks_reduce_at_the_root(mapped):
 
 def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
     found = rooted("reduce")
-    assert (found.launch.slices, found.program.scratch) == (32, 3)
+    assert (found.launch.slices, found.program.scratch) == (17, 3)
     assert (found.direct.launch.slices, found.direct.program.scratch) == (1, 0)
