@@ -209,9 +209,13 @@ class SharedState:
 
     def record(self, number: int, text: str) -> None:
         """Keep the text of a call where the peers can read it; ``number`` is from ``numbers``."""
-        self.record_numbers[number % RECORDS] = number
-        data = text.encode()[: _RECORD_BYTES - 8]
-        at = self.records + number % RECORDS * _RECORD_BYTES
+        self.record_bytes(number, text.encode())
+
+    def record_bytes(self, number: int, text: bytes) -> None:
+        """The same of a text in UTF-8."""
+        slot, data = number % RECORDS, text[: _RECORD_BYTES - 8]
+        self.record_numbers[slot] = number
+        at = self.records + slot * _RECORD_BYTES
         _HEAD.pack_into(self._own, at, number << 16 | len(data))
         self._own[at + 8 : at + 8 + len(data)] = data
 

@@ -12,7 +12,8 @@ import ringcoll
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.executors.cuda import sending
-from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
+from ringcoll.executors.cuda.message_calls import PairCalls
+from ringcoll.executors.cuda.sending import CudaPairs
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")

@@ -45,9 +45,9 @@ def named(monkeypatch):
     found: list[tuple[int, bool]] = []
     honest = CudaPairs.mapped_address
 
-    def noted(self, call, address):
-        word = honest(self, call, address)
-        if call.nbytes > self.small_bytes and call.peer != self.rank and address:
+    def noted(self, peer, address, nbytes):
+        word = honest(self, peer, address, nbytes)
+        if nbytes > self.small_bytes and peer != self.rank and address:
             found.append((self.rank, word != 0))
         return word
 

@@ -16,8 +16,9 @@ from ringcoll.cuda import quarantine
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.cuda.copy_scratch import CopyScratch
+from ringcoll.executors.cuda.message_calls import PairCalls
 from ringcoll.executors.cuda.message_copies import batches
-from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
+from ringcoll.executors.cuda.sending import CudaPairs
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.drive import drive
 from ringcoll.tuner.measured import ASSUMED, Measured

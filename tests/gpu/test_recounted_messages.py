@@ -162,7 +162,7 @@ def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monke
                     ),
                 ),
             )
-            for half, count, number in zip(self._halves[peers], counts, numbers, strict=True)
+            for half, count, number in zip(self._alike[peers].halves, counts, numbers, strict=True)
         ]
         blocks = shared_out(halves, self._executor.workspace, 24, "here")
         packed = MessageLaunches(self._executor).alone(halves, blocks, len(halves), timeout)

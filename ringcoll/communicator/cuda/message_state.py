@@ -5,10 +5,11 @@ from __future__ import annotations
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.rank import RankState
 from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.message_calls import PairCalls, shapes_of
 from ringcoll.executors.cuda.message_copies import RANKS as COPIED_RANKS
 from ringcoll.executors.cuda.message_launch import PreparedPairs
 from ringcoll.executors.cuda.recounted_messages import NewCounts, Places
-from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, shapes_of
+from ringcoll.executors.cuda.sending import CudaPairs
 from ringcoll.tuner.measured import ANY_BYTES, ASKED_MESSAGE_BYTES, MESSAGE_COPY_BYTES
 
 

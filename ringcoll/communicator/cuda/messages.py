@@ -21,18 +21,23 @@ from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.cuda.device_work import DeviceWork
 from ringcoll.communicator.engine import Engine, check_tag
 from ringcoll.communicator.group import of_thread, open_groups
-from ringcoll.communicator.vector import shown_of
 from ringcoll.communicator.work import Work
 from ringcoll.cuda.readers import Libraries
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import GroupCall, LaunchRequest
+from ringcoll.executors.cuda.message_calls import PairCalls
 from ringcoll.executors.cuda.message_launch import PreparedPairs
 from ringcoll.executors.cuda.recounted import COUNTS
-from ringcoll.executors.cuda.recounted_messages import NewCounts, Peers, Places
-from ringcoll.executors.cuda.sending import PairCalls
+from ringcoll.executors.cuda.recounted_messages import (
+    AroundCount,
+    NewCounts,
+    Peers,
+    Places,
+    around_count,
+)
 from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.tuner.measured import ANY_BYTES
-from ringcoll.views import device_view, start_of
+from ringcoll.views import start_of
 
 _ALL_TO_ALL = "all_to_all_v"
 
@@ -48,6 +53,7 @@ class _Messages:
     places: Places
     nbytes: tuple[int, int]  # of both buffers
     peers: Peers
+    texts: tuple[AroundCount, ...]
     timeout: float  # of messages that are alike and have none of their own
     prepared: PreparedPairs | None = None  # the launch of these alone
     seen: Seen = field(default_factory=lambda: Seen(COUNTS, often=1))
@@ -57,14 +63,13 @@ class _Messages:
         self,
         counts: tuple[int, ...],
         seconds: float | None,
-        texts: tuple[str, ...],
         places: Places,
     ) -> NewCounts:
         """Messages like these; ``seconds``: a timeout of their own."""
         calls, timeout = self.calls, self.timeout if seconds is None else seconds
         if calls.timeout != timeout:
             calls = replace(calls, timeout=timeout)
-        return NewCounts(calls, self.peers, counts, texts, places)
+        return NewCounts(calls, self.peers, counts, self.texts, places)
 
 
 _MessageShape = tuple[tuple[Any, ...], _Messages | None, Any, bool, int, int, dict[str, Any]]
@@ -136,7 +141,7 @@ class MessageEngine(Engine):
         counts = tuple((sends if sent else receives)[0] for _, sent, _ in like.peers)
         if not all(counts) or like.seen.often((counts, seconds)):
             return None
-        return like.recounted(counts, seconds, ("",) * len(counts), like.places)
+        return like.recounted(counts, seconds, like.places)
 
     def _recounted_exchange(self, calls: list[Call], shape: _MessageShape) -> NewCounts | None:
         """Checked messages like those of another call; None: they are to be kept."""
@@ -145,8 +150,7 @@ class MessageEngine(Engine):
         like, counts = self._alike.get(key), tuple(call.count for call in calls)
         if like is None or like.seen.often((counts, seconds)):
             return None
-        texts = tuple(call.shown for call in calls)
-        return like.recounted(counts, seconds, texts, _places_of(calls, first, second))
+        return like.recounted(counts, seconds, _places_of(calls, first, second))
 
     def _recounted_all_to_all(
         self, shape: _MessageShape, arguments: tuple[Any, ...]
@@ -165,21 +169,15 @@ class MessageEngine(Engine):
         if like.seen.often((segments, seconds)):
             return None
         sent, first, received, second = segments
-        dtype = like.calls.calls[0].dtype
-        size = dtype.itemsize
+        size = like.calls.calls[0].dtype.itemsize
         counts: list[int] = []
-        texts: list[str] = []
         places: list[tuple[int | None, int | None]] = []
         for peer, sends, receives in like.peers:
-            count = (sent if sends else received)[peer]
-            counts.append(count)
-            # Nobody reads that of this rank's own copy.
-            argument = f"{'send' if sends else 'recv'}counts[{peer}]"
-            texts.append(shown_of(_ALL_TO_ALL, argument, count, dtype))
+            counts.append((sent if sends else received)[peer])
             places.append(
                 (first[peer] * size if sends else None, second[peer] * size if receives else None)
             )
-        return like.recounted(tuple(counts), seconds, tuple(texts), tuple(places))
+        return like.recounted(tuple(counts), seconds, tuple(places))
 
     def _message_shape(
         self, name: str, arguments: object, sendbuf: Any, recvbuf: Any, how: dict[str, Any]
@@ -233,8 +231,8 @@ class MessageEngine(Engine):
                 (0 if send is None else first + send, 0 if recv is None else second + recv)
                 for send, recv in found.places
             )
-            whole = _whole_calls(found, given) if isinstance(found, NewCounts) else ()
-            calls = found.calls.on(pointer, given, owned=owner is not None, calls=whole)
+            new = found if isinstance(found, NewCounts) else None
+            calls = found.calls.on(pointer, given, owned=owner is not None, new=new)
             return self._enqueue(calls, pointer, (sendbuf, recvbuf), owner, later=later, name=name)
         prepared = None if isinstance(found, NewCounts) else found.prepared
         if prepared is None and not isinstance(found, NewCounts):
@@ -280,7 +278,8 @@ class MessageEngine(Engine):
             engine=config.engine,
         )
         places, own = _places_of(calls, first, second), _peers_of(calls)
-        found = _Messages(paired, places, (bytes_of(key[2]), bytes_of(key[3])), own, timeout)
+        texts, nbytes = tuple(map(around_count, calls)), (bytes_of(key[2]), bytes_of(key[3]))
+        found = _Messages(paired, places, nbytes, own, texts, timeout)
         arguments: Any = key[1]
         if can_change(*arguments, *options.values()):
             found.calls = replace(paired, key=())
@@ -378,24 +377,6 @@ def _places_of(calls: list[Call], first: int, second: int) -> Places:
         )
         for call in calls
     )
-
-
-def _whole_calls(new: NewCounts, addresses: tuple[tuple[int, int], ...]) -> tuple[Call, ...]:
-    """Messages of new counts as calls of their own, on buffers that begin there."""
-    made = []
-    for call, count, text, at in zip(
-        new.calls.calls, new.counts, new.texts, addresses, strict=True
-    ):
-        nbytes, kind = count * call.dtype.itemsize, call.dtype.numpy
-        own = call.on(
-            *(
-                None if buffer is None else device_view(start, nbytes, kind)
-                for buffer, start in zip((call.send, call.recv), at, strict=True)
-            )
-        )
-        own.count, own.nbytes, own.shown = count, nbytes, text
-        made.append(own)
-    return tuple(made)
 
 
 def bytes_of(shape: Any) -> int:

@@ -45,7 +45,7 @@ from ringcoll.views import start_of
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
-    from ringcoll.executors.cuda.sending import Member
+    from ringcoll.executors.cuda.message_calls import Member
 
 GIVEN_EACH = 3
 """Addresses that a launch is given for each call: INPUT, OUTPUT, OUTPUT as its sender maps it."""
@@ -54,7 +54,7 @@ _DIRECT_RANKS = 4
 """Ranks of a GPU whose large messages to each other may be written directly: the words for both
 ways, of more ranks, do not fit the parameter of their one launch."""
 
-Record = tuple[SharedState, int, str]
+Record = tuple[SharedState, int, bytes]
 """The number and text of a message, under which its host keeps it."""
 
 
@@ -76,7 +76,8 @@ class PreparedPairs:
     given: tuple[tuple[int, int, int], ...]
     """Addresses of its messages: which of the launch, 0 or 1 for INPUT or OUTPUT, and bytes."""
     addresses: int  # that a launch is given
-    received: tuple[tuple[int, int, Call], ...]  # large ones: which address, bytes into OUTPUT
+    received: tuple[tuple[int, int, int, int], ...]
+    """Large ones: which address, bytes into OUTPUT, peer, and bytes."""
     large: bool  # whether any is large
 
 
@@ -211,7 +212,7 @@ def _halves(member: Member, records: list[Record]) -> list[Half]:
         else:
             address = target if call.send is None else source
             number = next(shared_state.numbers)
-            records.append((shared_state, number, call.tagged(call.shown or text)))
+            records.append((shared_state, number, call.tagged(call.shown or text).encode()))
             stages = call.recv is None or call.peer in staging
             mapped = 0 if stages else given_address(0, GIVEN_EACH * at + 2)
             message = Message(

@@ -17,8 +17,8 @@ two slices, and has not been timed.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
+import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -93,8 +93,8 @@ class Half:
 
 
 def signature_of(text: str) -> int:
-    """A digest of what both ends must agree on, 32 bits."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+    """A digest of what both ends must agree on, 32 bits: a checksum that goes on where it ended."""
+    return zlib.crc32(text.encode())
 
 
 def window_bytes(workspace: Workspace) -> int:
@@ -159,6 +159,12 @@ def form_of(nbytes: int, workspace: Workspace, *, scratch: bool = False) -> Form
     piece = -(-nbytes // slices)
     replicas = min(most, max(1, -(-piece // BLOCK_BYTES)))
     return Form(slices, window, replicas, large, scratch=scratch)
+
+
+def longest_of_one_slice(workspace: Workspace) -> int:
+    """Bytes up to which a message is one slice, a multiple of :data:`BLOCK_BYTES`."""
+    longest = min(window_bytes(workspace) // WINDOW, 2 * SLICE_BYTES - 1)
+    return longest // BLOCK_BYTES * BLOCK_BYTES
 
 
 def direct_replicas(nbytes: int, workspace: Workspace) -> int:
@@ -349,18 +355,13 @@ def _writer(
     scratch: tuple[int, ...],
 ) -> HalfWriter:
     own, form = Addresses(role, ends, 0, scratch=scratch), Form(kind.slices, kind.window, 1)
-    writer = HalfWriter(_program(kind), form.layout(0), workspace, own, ranks, kind)
-    writer.block(role, own)  # threads that share it find all that is written once
-    return writer
+    return HalfWriter(_program(kind), form.layout(0), workspace, own, ranks, kind)
 
 
 @cache
 def _copy_writer(workspace: Workspace) -> HalfWriter:
     """What writes a copy of any length within a rank."""
-    own = Addresses(0, (0,), 0)
-    writer = HalfWriter(_copy(), Layout(_LOCAL_COPY, (0,)), workspace, own)
-    writer.block(0, own)
-    return writer
+    return HalfWriter(_copy(), Layout(_LOCAL_COPY, (0,)), workspace, Addresses(0, (0,), 0))
 
 
 def scratch_of(at: Addresses, sender: int, receiver: int) -> int:
@@ -389,17 +390,17 @@ class HalfWriter(Writer):
             scratch = workspace.staged(sender), workspace.staged_bytes, True
         carried = KernelPart(frozenset(range(len(program.blocks))), *scratch)
         super().__init__(program, layout, _BYTE, workspace, (own,), carried)
+        # Of its one block: threads that share it find all that is written once.
+        self._own = self.block_words(own.rank, own)
 
     @property
     def length(self) -> int:
         """How many words its block has."""
-        (kept,) = self.kept.values()
-        return len(kept.words)
+        return len(self._own.words)
 
     def rewrite(self, words: array[int], first: int, nbytes: int, slices: int) -> None:
         """Write what a message's length decides of its block, whose words begin at ``first``."""
-        piece = -(-nbytes // (slices * self.unit)) * self.unit
-        (kept,) = self.kept.values()
+        piece, kept = -(-nbytes // (slices * self.unit)) * self.unit, self._own
         words[first + 1], words[first + 3] = slices, piece
         for word, _ in kept.extents:
             words[first + word], words[first + word + 1] = nbytes, piece

@@ -7,11 +7,15 @@ written into a parameter that was packed for messages between the same ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from ringcoll.bounded import evict
+from ringcoll.arguments.calls import Call
+from ringcoll.bounded import Seen, evict
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.message_launch import (
     GIVEN_EACH,
@@ -26,32 +30,44 @@ from ringcoll.executors.cuda.params import (
     program_word,
 )
 from ringcoll.executors.cuda.point_to_point import (
+    BLOCK_BYTES,
     Form,
     Half,
-    HalfWriter,
+    Kind,
     Message,
     direct_replicas,
     forms_of,
     half_head,
     how_word,
+    longest_of_one_slice,
     share_out,
     signature_of,
     writer_of,
 )
+from ringcoll.executors.cuda.recounted import COUNTS
 from ringcoll.executors.cuda.simple import THREADS
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
-    from ringcoll.executors.cuda.sending import PairCalls
+    from ringcoll.executors.cuda.message_calls import PairCalls
 
-Peers = tuple[tuple[int, bool, bool], ...]
-"""Of each message its peer, and whether it is sent and received."""
+Peer = tuple[int, bool, bool]
+"""The other end of a message, and whether it is sent and received."""
+
+Peers = tuple[Peer, ...]
 
 Places = tuple[tuple[int | None, int | None], ...]
 """Of each message its bytes into INPUT and OUTPUT; None where it has none."""
 
-_TEMPLATES = 64
-"""Parameters that a rank keeps for lengths that come once."""
+AroundCount = tuple[bytes, bytes, bytes]
+"""What errors say of a message: before its count, its dtype behind it, and its tag."""
+
+_PEERS, _TEMPLATES = 64, 16
+"""Between how many groups of ranks a rank keeps parameters for lengths that come once, and of
+each how many."""
+
+_SHAPES = 512
+"""Lengths of which a rank keeps what they decide: of messages, or of those of one slice alike."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,14 +80,48 @@ class NewCounts:
     calls: PairCalls  # the others, with the timeout of these
     peers: Peers
     counts: tuple[int, ...]
-    texts: tuple[str, ...]  # what errors say of each; "": its count and dtype
+    texts: tuple[AroundCount, ...]
     places: Places
+    sizes: list[int] = field(init=False)  # bytes of each
 
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of each."""
+    def __post_init__(self) -> None:
         calls = self.calls.calls
-        return [n * call.dtype.itemsize for n, call in zip(self.counts, calls, strict=True)]
+        self.sizes = [n * call.dtype.itemsize for n, call in zip(self.counts, calls, strict=True)]
+
+
+def around_count(call: Call) -> AroundCount:
+    """The text of a message without its count."""
+    if not call.shown:
+        return _around_count(call.dtype.name, call.tagged(""))
+    before, dtype = call.shown.split(f"={call.count} dtype=", 1)
+    return f"{before}=".encode(), f" dtype={dtype}".encode(), call.tagged("").encode()
+
+
+@lru_cache(maxsize=256)
+def _around_count(dtype: str, tag: str) -> AroundCount:
+    """The text of a message that is no part of a larger call."""
+    return b"count=", f" dtype={dtype}".encode(), tag.encode()
+
+
+class _Shape(NamedTuple):
+    """What a message's length decides of its launch."""
+
+    kind: int  # the number of the kinds of its forms, staged and direct
+    how: int  # the word with their replicas, without their lengths
+    blocks: int  # that it would have
+    slices: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """The words of one half of a template, and what writes them."""
+
+    at: int  # its first word
+    head: int  # that word, without CUDA blocks
+    copies: bool
+    lengths: int  # of its blocks, as the word of a call has them
+    forms: tuple[tuple[int, Callable[[array[int], int, int, int], None]], ...]
+    """Of its blocks, the first word and what rewrites them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +129,18 @@ class _Template:
     """A launch of one message for each half, whose lengths are written anew for each call."""
 
     launchable: Launchable
-    heads: tuple[int, ...]  # the first word of each half
-    writers: tuple[tuple[HalfWriter, ...], ...]  # of its blocks, staged and direct
-    lengths: tuple[tuple[int, ...], ...]  # words of each
+    lanes: tuple[_Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """The halves of messages between the same ranks, and their launches by their kinds."""
+
+    halves: tuple[Half, ...]
+    templates: dict[tuple[int, ...], _Template] = field(default_factory=dict)
+
+
+_BEFORE_COUNT = signature_of("count=")
 
 
 class RecountedMessages:
@@ -89,82 +148,135 @@ class RecountedMessages:
 
     def __init__(self, executor: CudaExecutor, launches: MessageLaunches) -> None:
         self._executor, self._launches = executor, launches
-        self._halves: dict[Peers, list[Half]] = {}
-        self._templates: dict[tuple[object, ...], _Template] = {}
+        self._alike: dict[Peers, _Alike] = {}
+        self._shapes: dict[tuple[int, bool], _Shape] = {}  # by bytes, and whether they are copied
+        self._kinds: dict[tuple[Kind, ...], int] = {}
+        self._groups: dict[object, Seen] = {}  # by what is no count of a group's messages
+        self._rounded = longest_of_one_slice(executor.workspace)
+
+    def of_group(self, own: Sequence[PairCalls], timeout: float) -> NewCounts | None:
+        """Messages of a group that differ from others in their counts; None: others are kept.
+
+        Counts of which many others have come since are new again, though their launch is kept.
+        """
+        calls, peers, counts, texts = list[Call](), list[Peer](), list[int](), list[AroundCount]()
+        for paired in own:
+            new = paired.new
+            calls += paired.calls
+            if new is None:
+                peers += [(c.peer, c.send is not None, c.recv is not None) for c in paired.calls]
+                counts += [call.count for call in paired.calls]
+                texts += map(around_count, paired.calls)
+            else:
+                peers += new.peers
+                counts += new.counts
+                texts += new.texts
+        if len({*peers}) < len(peers):  # two messages share a half
+            return None
+        most = min(paired.most or self._executor.machine.blocks for paired in own)
+        key = most, *peers, *[(call.dtype.name, call.tag) for call in calls]
+        like, come = self._groups.get(key), (timeout, *counts)
+        if like is None:
+            evict(self._groups, _PEERS)
+            like = self._groups[key] = Seen(COUNTS, often=1)
+            like.often(come)  # these are kept
+            return None
+        if like.often(come):
+            return None
+        made = own[0].on(0, (), owned=True)
+        made.calls, made.timeout, made.most = tuple(calls), timeout, most
+        return NewCounts(made, tuple(peers), tuple(counts), tuple(texts), ())
 
     def launch(self, new: NewCounts) -> tuple[Launchable, list[Record]]:
         """A launch that is good until the next one is asked for, and its records."""
-        workspace, shared_state = self._executor.workspace, self._executor.shared_state
-        calls, peers, sizes = new.calls, new.peers, new.sizes
-        halves = self._halves.get(peers)
-        if halves is None:
-            evict(self._halves, _TEMPLATES)
-            halves = self._halves[peers] = [*map(_half_of, range(len(peers)), peers)]
-        forms = [forms_of(*of, workspace) for of in zip(halves, sizes, strict=True)]
-        most = calls.most or self._executor.machine.blocks
-        most = max(most, min(len(halves), self._executor.machine.blocks))
-        wanted = [direct_replicas(nbytes, workspace) for nbytes in sizes]
-        blocks = share_out(wanted, most, f"rank {self._executor.rank}")
-        template = self._template(calls, peers, halves, sizes, forms)
-        words, first = template.launchable.parameter.words, 0
-        records: list[Record] = []
+        calls, peers, sizes, known = new.calls, new.peers, new.sizes, self._shapes
+        shared_state, rounded = self._executor.shared_state, self._rounded
+        alike = self._alike.get(peers) or self._between(peers)
+        shapes, blocks, kinds = list[_Shape](), list[int](), list[int]()
+        for half, nbytes in zip(alike.halves, sizes, strict=True):
+            # Lengths of one slice are alike where they are as many blocks long.
+            like = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES if nbytes <= rounded else nbytes
+            shape = known.get((like, half.copies)) or self._shape_of(half, like)
+            shapes.append(shape)
+            blocks.append(shape.blocks)
+            kinds.append(shape.kind)
+        most, machine = calls.most, self._executor.machine.blocks
+        if sum(blocks) > (most or machine):
+            most = max(most or machine, min(len(blocks), machine))
+            blocks = share_out(blocks, most, f"rank {shared_state.rank}")
+        template = alike.templates.get((*kinds,)) or self._packed(alike, new, kinds)
+        launchable, first, records = template.launchable, 0, list[Record]()
+        words = launchable.parameter.words
         words[TIMEOUT_WORD] = nanoseconds(calls.timeout)
-        for number, (half, call, nbytes, of, given) in enumerate(
-            zip(halves, calls.calls, sizes, forms, blocks, strict=True)
+        for lane, shape, nbytes, count, text, given in zip(
+            template.lanes, shapes, sizes, new.counts, new.texts, blocks, strict=True
         ):
-            at, lengths = template.heads[number], template.lengths[number]
-            words[at] = half_head(half, first, given)
+            at, how = lane.at, shape.how
+            words[at] = lane.head | first << 32 | given << 48
             first += given
-            if not half.copies:
-                record = next(shared_state.numbers)
-                text = f"count={new.counts[number]} dtype={call.dtype.name}"
-                records.append((shared_state, record, call.tagged(new.texts[number] or text)))
-                words[at + 4] = signature_of(text) << 32 | record & 0xFFFFFFFF
-            words[at + 5] = how_word(half, of, given, lengths)
-            at += 7
-            for writer, form, length in zip(template.writers[number], of, lengths, strict=True):
-                writer.rewrite(words, at, nbytes, form.slices)
-                at += length
-        template.launchable.use_grid(max(1, first), THREADS)
-        return template.launchable, records
+            if lane.copies:
+                how = given
+            else:
+                number, digits = next(shared_state.numbers), b"%d" % count
+                before, dtype, tag = text
+                records.append((shared_state, number, b"".join((before, digits, dtype, tag))))
+                signature = zlib.crc32(digits + dtype, _BEFORE_COUNT)
+                words[at + 4] = signature << 32 | number & 0xFFFFFFFF
+            words[at + 5] = how | lane.lengths
+            for (place, rewrite), slices in zip(lane.forms, shape.slices, strict=True):
+                rewrite(words, place, nbytes, slices)
+        launchable.use_grid(first or 1, THREADS)
+        return launchable, records
 
-    def _template(
-        self,
-        calls: PairCalls,
-        peers: Peers,
-        halves: Sequence[Half],
-        sizes: Sequence[int],
-        forms: Sequence[Sequence[Form]],
-    ) -> _Template:
-        """The parameter for messages of these kinds."""
-        key = peers, tuple(form.kind for of in forms for form in of)
-        found = self._templates.pop(key, None)
-        if found is not None:
-            self._templates[key] = found  # the newest
-            return found
-        whole = [
-            replace(half, messages=(replace(half.messages[0], nbytes=nbytes),))
-            for half, nbytes in zip(halves, sizes, strict=True)
-        ]
-        launchable = self._launches.alone(whole, [1] * len(whole), len(whole), calls.timeout)
-        own = addresses_for_messages(self._executor)
-        first, words = program_word(own), launchable.parameter.words
-        writers = tuple(
-            tuple(writer_of(self._executor.workspace, own, half, form) for form in of)
-            for half, of in zip(halves, forms, strict=True)
-        )
-        found = _Template(
-            launchable,
-            tuple(first + words[first + number] for number in range(1, 1 + len(halves))),
-            writers,
-            tuple(tuple(writer.length for writer in of) for of in writers),
-        )
-        evict(self._templates, _TEMPLATES)
-        self._templates[key] = found
+    def _between(self, peers: Peers) -> _Alike:
+        """What is kept of messages between these ranks."""
+        evict(self._alike, _PEERS)
+        found = self._alike[peers] = _Alike(tuple(map(_half_of, range(len(peers)), peers)))
         return found
 
+    def _shape_of(self, half: Half, nbytes: int) -> _Shape:
+        """What a length decides of a half's launch."""
+        workspace = self._executor.workspace
+        forms = forms_of(half, nbytes, workspace)
+        kinds, slices = tuple(form.kind for form in forms), tuple(form.slices for form in forms)
+        kind, how = self._kinds.setdefault(kinds, len(self._kinds)), how_word(half, forms, 0, (0,))
+        found = _Shape(kind, how, direct_replicas(nbytes, workspace), slices)
+        evict(self._shapes, _SHAPES)
+        self._shapes[nbytes, half.copies] = found
+        return found
 
-def _half_of(number: int, peer: tuple[int, bool, bool]) -> Half:
+    def _packed(self, alike: _Alike, new: NewCounts, kinds: Sequence[int]) -> _Template:
+        """The parameter for messages of these kinds."""
+        halves, workspace = alike.halves, self._executor.workspace
+        whole = [
+            replace(half, messages=(replace(half.messages[0], nbytes=nbytes),))
+            for half, nbytes in zip(halves, new.sizes, strict=True)
+        ]
+        ones, own = [1] * len(whole), addresses_for_messages(self._executor)
+        launchable = self._launches.alone(whole, ones, len(whole), new.calls.timeout)
+        first, words, lanes = program_word(own), launchable.parameter.words, list[_Lane]()
+        for number, (half, nbytes) in enumerate(zip(halves, new.sizes, strict=True), 1):
+            at = first + words[first + number]
+            lanes.append(self._lane(at, half, forms_of(half, nbytes, workspace)))
+        evict(alike.templates, _TEMPLATES)
+        found = alike.templates[(*kinds,)] = _Template(launchable, tuple(lanes))
+        return found
+
+    def _lane(self, at: int, half: Half, forms: Sequence[Form]) -> _Lane:
+        """The half whose words begin ``at``, of messages of these forms."""
+        workspace, own = self._executor.workspace, addresses_for_messages(self._executor)
+        rewriters: list[tuple[int, Callable[[array[int], int, int, int], None]]] = []
+        place, lengths = at + 7, list[int]()
+        for form in forms:
+            writer = writer_of(workspace, own, half, form)
+            rewriters.append((place, writer.rewrite))
+            lengths.append(writer.length)
+            place += writer.length
+        of = lengths[0] << 32 | sum(lengths) << 48
+        return _Lane(at, half_head(half, 0, 0), half.copies, of, tuple(rewriters))
+
+
+def _half_of(number: int, peer: Peer) -> Half:
     """The half of a message that is given all of its addresses, the ``number``-th of its call."""
     rank, sends, receives = peer
     source, target, mapped = (given_address(0, GIVEN_EACH * number + k) for k in range(GIVEN_EACH))

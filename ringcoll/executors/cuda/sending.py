@@ -14,23 +14,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
-from ringcoll.bounded import Seen, evict
+from ringcoll.bounded import evict
 from ringcoll.cuda.device import on
 from ringcoll.cuda.streams import waiting_ends_capture
-from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.auto_register import MIN_BYTES
 from ringcoll.executors.cuda.loading import Launching
+from ringcoll.executors.cuda.message_calls import IN_SCRATCH, Member, PairCalls
 from ringcoll.executors.cuda.message_launch import (
     GIVEN_EACH,
     MessageLaunches,
     PreparedPairs,
     Record,
-    addresses_of,
 )
 from ringcoll.executors.cuda.point_to_point import window_bytes
-from ringcoll.executors.cuda.recounted import COUNTS
 from ringcoll.executors.cuda.recounted_messages import NewCounts, Places, RecountedMessages
-from ringcoll.executors.cuda.rendezvous import Bundle, End
+from ringcoll.executors.cuda.rendezvous import Bundle
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.drive import Pause, Task
 
@@ -39,132 +37,6 @@ if TYPE_CHECKING:
 
 KEPT = 128
 """Launches that a rank keeps; the oldest goes first."""
-
-_IN_SCRATCH = " scratch=large"
-
-
-@dataclass(slots=True, eq=False)
-class PairCalls(GroupCall):
-    """Sends and receives of one rank that are launched together.
-
-    Nobody writes to it or to other records of a launch: frozen ones take 1.2 µs to make, not 0.24.
-    """
-
-    pairs: CudaPairs
-    calls: tuple[Call, ...]  # their arrays are views of device memory, never read here
-    stream: int
-    timeout: float  # seconds that a wait of their kernel may take
-    owned: bool = True  # whether the caller keeps the stream alive until the next call
-    most: int | None = None  # CUDA blocks; None: what the device has for a rank
-    copied: int = 0  # bytes from which copy engines may send a message; 0: none of these
-    addresses: tuple[tuple[int, int], ...] = ()  # of each call; (): those of its arrays
-    key: tuple[object, ...] = ()  # what a kernel depends on of the calls
-
-    def on(
-        self,
-        stream: int,
-        addresses: tuple[tuple[int, int], ...],
-        *,
-        owned: bool,
-        calls: tuple[Call, ...] = (),
-    ) -> PairCalls:
-        """The same calls on a stream, of arrays at other addresses; or others like them."""
-        made, key = (calls, ()) if calls else (self.calls, self.key)
-        kept = self.pairs, made, stream, self.timeout, owned
-        return PairCalls(*kept, self.most, self.copied, addresses, key)
-
-    @staticmethod
-    def tasks(calls: Sequence[GroupCall]) -> list[Task]:
-        """Launches of all ranks of this process: ranks that share a GPU share a launch.
-
-        No task is left where one rank's have been launched as those of an earlier group.
-        """
-        first = calls[0]
-        if isinstance(first, PairCalls) and first.pairs.launch_kept(calls):
-            return []
-        members: dict[int, list[PairCalls]] = {}
-        for call in calls:
-            if isinstance(call, PairCalls):
-                members.setdefault(id(call.pairs), []).append(call)
-        launches: dict[int, list[Member]] = {}
-        for own in members.values():
-            shared_launch = own[0].pairs.executor.shared_launch
-            launches.setdefault(id(shared_launch), []).append(own[0].pairs.member(own))
-        groups = [sorted(group, key=lambda member: member.rank) for group in launches.values()]
-        devices: dict[int, list[tuple[list[Member], Launching | None]]] = {}
-        for group in groups:
-            # Loaded before anything is launched: loading may wait for a device whose kernel waits.
-            loaded = _launchable(group) if len(groups) > 1 else None
-            ordinal = group[0].pairs.executor.device.ordinal
-            devices.setdefault(ordinal, []).append((group, loaded))
-        return [_in_order(of) for of in devices.values()]
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """What one rank does in a launch."""
-
-    pairs: CudaPairs
-    paired: tuple[PairCalls, ...]
-    engines: tuple[str, ...] = ()  # what the signature of each call says of copy engines
-
-    @property
-    def rank(self) -> int:
-        """The rank's number."""
-        return self.pairs.rank
-
-    @property
-    def calls(self) -> list[Call]:
-        """Its calls, in order."""
-        return [call for paired in self.paired for call in paired.calls]
-
-    @property
-    def most(self) -> int:
-        """The most CUDA blocks."""
-        return min(p.most or self.pairs.executor.machine.blocks for p in self.paired)
-
-    def key(self) -> tuple[object, ...]:
-        """What a kernel's parameter depends on, beside the addresses that a launch is given."""
-        calls = tuple(paired.key or shapes_of(paired.calls) for paired in self.paired)
-        return self.rank, self.most, calls, self.engines
-
-    def in_scratch(self, number: int) -> bool:
-        """Whether a call's message is staged in the large SCRATCH of its receiver."""
-        return bool(self.engines) and self.engines[number].endswith(_IN_SCRATCH)
-
-    def copied(self) -> list[tuple[int, bool]]:
-        """The pairs and directions of the large messages that copy engines may send."""
-        calls = zip(self.calls, self.engines, strict=False)
-        return [(call.peer, call.send is not None) for call, engine in calls if engine]
-
-    def addresses(self) -> list[int]:
-        """The addresses that a launch is given for each call."""
-        pairs, updated = self.pairs, False
-        found: list[int] = []
-        for paired in self.paired:
-            for call, given in itertools.zip_longest(paired.calls, paired.addresses):
-                send, recv = given or addresses_of(call)
-                mapped = 0
-                if call.nbytes > pairs.small_bytes:
-                    if not updated:
-                        pairs.update_mappings()
-                        updated = True
-                    if not self.in_scratch(len(found) // GIVEN_EACH):
-                        mapped = pairs.mapped_address(call, recv)
-                found += send, recv, mapped
-        return found
-
-    def ends(self) -> list[End]:
-        """The ends of messages whose other end shares the device."""
-        executor, most = self.pairs.executor, self.pairs.small_bytes
-        return [
-            End(self.rank, call.peer, True, call.nbytes > most)
-            if call.send is not None
-            else End(call.peer, self.rank, False)
-            for call in self.calls
-            if call.peer in executor.shared_launch.ranks
-            and (call.send is None or call.recv is None)
-        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +60,6 @@ class CudaPairs:
         self._recounted = RecountedMessages(executor, self._launches)
         self._kept: dict[tuple[object, ...], tuple[Launching, list[Record]]] = {}
         self._groups: dict[tuple[int, ...], _KeptGroup] = {}
-        self._alike: dict[object, Seen] = {}  # by what is no count of a group's messages
 
     @property
     def launches_alone(self) -> bool:
@@ -209,7 +80,7 @@ class CudaPairs:
                 if scratch is not None and scratch.number_message(
                     pair[0], sends=pair[1], before=before[pair]
                 ):
-                    engine += f" generation={scratch.generation}{_IN_SCRATCH}"
+                    engine += f" generation={scratch.generation}{IN_SCRATCH}"
                 before[pair] += 1
             engines.append(engine)
         return Member(self, tuple(paired), tuple(engines))
@@ -240,7 +111,7 @@ class CudaPairs:
         records: list[Record],
     ) -> PreparedPairs:
         given: list[tuple[int, int, int]] = []
-        received: list[tuple[int, int, Call]] = []
+        received: list[tuple[int, int, int, int]] = []
         first, small = 0, self.small_bytes
         for call, nbytes, (send, recv) in zip(calls.calls, sizes, places, strict=True):
             if send is not None:
@@ -248,9 +119,7 @@ class CudaPairs:
             if recv is not None:
                 given.append((first + 1, 1, recv))
                 if nbytes > small and send is None:
-                    large = call.on(None, None)
-                    large.nbytes = nbytes
-                    received.append((first + 2, recv, large))
+                    received.append((first + 2, recv, call.peer, nbytes))
             first += GIVEN_EACH
         kept = tuple(given), first, tuple(received), max(sizes, default=0) > small
         return PreparedPairs(launchable, records, calls.timeout, *kept)
@@ -264,24 +133,45 @@ class CudaPairs:
             given[place] = starts[side] + offset
         if prepared.large:
             self.update_mappings()
-            for place, offset, call in prepared.received:
-                given[place] = self.mapped_address(call, recv + offset)
+            for place, offset, peer, nbytes in prepared.received:
+                given[place] = self.mapped_address(peer, recv + offset, nbytes)
         executor.enqueue(prepared.launchable, stream, tuple(given))
 
-    def launch_kept(self, calls: Sequence[GroupCall]) -> bool:
+    def launch_kept(self, own: Sequence[PairCalls]) -> bool:
         """Launch a group's messages as before if they are kept; False: nothing was done."""
-        own = [call for call in calls if isinstance(call, PairCalls)]
         found = self._groups.get(tuple([id(call.calls) for call in own]))
         stream = own[0].stream
-        if found is None or any(call.stream != stream for call in own):
+        if found is None or any(call.new or call.stream != stream for call in own):
             return False
-        executor = self.executor
-        executor.async_errors.check()
-        self._publish(found.records, found.timeout)
-        addresses = Member(self, tuple(own)).addresses()
-        executor.enqueue(found.launchable, stream, tuple(addresses))
-        executor.stream_order.release(own[-1])
+        self.executor.async_errors.check()
+        self._launch_group(own, (found.launchable, found.records), found.timeout)
         return True
+
+    def launch_recounted(self, own: Sequence[PairCalls]) -> bool:
+        """Launch the messages of one rank's group if their counts are new; False: nothing was done.
+
+        A rank that shares its device with others may have to share the launch.
+        """
+        stream = own[0].stream
+        if any(call.pairs is not self or call.stream != stream or call.copied for call in own):
+            return False
+        timeout = min(call.timeout for call in own)
+        new = self._recounted.of_group(own, timeout) if self.launches_alone else None
+        if new is None:
+            return False
+        self.executor.async_errors.check()
+        self._launch_group(own, self._recounted.launch(new), timeout)
+        return True
+
+    def _launch_group(
+        self, own: Sequence[PairCalls], launch: tuple[Launching, list[Record]], timeout: float
+    ) -> None:
+        """Enqueue the messages of a group of this rank alone on their one stream."""
+        executor, (launchable, records) = self.executor, launch
+        self._publish(records, timeout)
+        addresses = Member(self, tuple(own)).addresses()
+        executor.enqueue(launchable, own[0].stream, tuple(addresses))
+        executor.stream_order.release(own[-1])
 
     def _publish(self, records: Sequence[Record], timeout: float) -> None:
         """Keep what errors and peers say of this rank's messages that are launched now."""
@@ -290,7 +180,7 @@ class CudaPairs:
             if shared_state is executor.shared_state:
                 executor.async_errors.launched_message(number, timeout)
                 if not shared_state.keeps_record(number):
-                    shared_state.record(number, text)
+                    shared_state.record_bytes(number, text)
 
     def update_mappings(self) -> None:
         """Before a launch with large messages: map what peers have made or registered."""
@@ -298,26 +188,46 @@ class CudaPairs:
         if self.executor.auto_register is not None:
             self.executor.auto_register.poll()
 
-    def mapped_address(self, call: Call, address: int) -> int:
+    def mapped_address(self, peer: int, address: int, nbytes: int) -> int:
         """The receive buffer of a large message as its sender maps it; 0: the message is staged.
 
         Symmetric memory is mapped; other memory is counted, and registered automatically.
         """
-        executor, peer = self.executor, call.peer
-        if not address or call.nbytes <= self.small_bytes or peer == self.rank:
+        executor = self.executor
+        if not address or nbytes <= self.small_bytes or peer == self.rank:
             return 0
-        found = executor.hello((0, 0), (address, call.nbytes), registered=False)[1]
+        found = executor.hello((0, 0), (address, nbytes), registered=False)[1]
         registry = executor.auto_register
-        if found or registry is None or call.nbytes < MIN_BYTES:
+        if found or registry is None or nbytes < MIN_BYTES:
             return found
-        found = registry.mapped_address(address, call.nbytes, peer)
+        found = registry.mapped_address(address, nbytes, peer)
         if not found:
             registry.count_use(address)
         return found
 
+    def tasks(self, own: Sequence[PairCalls]) -> list[Task]:
+        """The tasks of :meth:`.PairCalls.tasks`, the first of which are this rank's."""
+        if self.launch_kept(own) or self.launch_recounted(own):
+            return []
+        members: dict[int, list[PairCalls]] = {}
+        for call in own:
+            members.setdefault(id(call.pairs), []).append(call.whole())
+        launches: dict[int, list[Member]] = {}
+        for of in members.values():
+            shared_launch = of[0].pairs.executor.shared_launch
+            launches.setdefault(id(shared_launch), []).append(of[0].pairs.member(of))
+        groups = [sorted(group, key=lambda member: member.rank) for group in launches.values()]
+        devices: dict[int, list[tuple[list[Member], Launching | None]]] = {}
+        for group in groups:
+            # Loaded before anything is launched: loading may wait for a device whose kernel waits.
+            loaded = _launchable(group) if len(groups) > 1 else None
+            ordinal = group[0].pairs.executor.device.ordinal
+            devices.setdefault(ordinal, []).append((group, loaded))
+        return [_in_order(of) for of in devices.values()]
+
     def task(self, calls: Sequence[PairCalls], _timeout: float) -> Task:
         """Launch all sends and receives of this rank at once."""
-        for task in PairCalls.tasks(calls):
+        for task in self.tasks(calls):
             yield from task
 
     def compare_running(self) -> None:
@@ -348,7 +258,8 @@ class CudaPairs:
     ) -> tuple[Launching, list[Record]]:
         """The launch for some ranks of this device, until the next one, and its records."""
         found: tuple[Launching, list[Record]]
-        new = self._new_counts(members, timeout)
+        alone = len(members) == 1 and not members[0].engines and self.launches_alone
+        new = self._recounted.of_group(members[0].paired, timeout) if alone else None
         if new is not None:
             found = self._recounted.launch(new)
         else:
@@ -384,39 +295,6 @@ class CudaPairs:
             found = self._launches.launch(members, timeout)
         self._kept[key] = found
         return found
-
-    def _new_counts(self, members: Sequence[Member], timeout: float) -> NewCounts | None:
-        """Messages of a group that differ from others in their counts; None: others are kept.
-
-        Counts of which many others have come since are new again, though their launch is kept.
-        """
-        member = members[0]
-        if len(members) > 1 or member.engines or not self.launches_alone:
-            return None
-        calls = member.calls
-        peers = tuple((c.peer, c.send is not None, c.recv is not None) for c in calls)
-        if len({*peers}) < len(peers):  # two messages share a half
-            return None
-        counts = tuple(call.count for call in calls)
-        key = member.most, peers, tuple((call.dtype.name, call.tag) for call in calls)
-        like = self._alike.get(key)
-        if like is None:
-            evict(self._alike, KEPT)
-            like = self._alike[key] = Seen(COUNTS, often=1)
-            like.often((timeout, counts))  # these are kept
-            return None
-        if like.often((timeout, counts)):
-            return None
-        paired = PairCalls(self, tuple(calls), 0, timeout, most=member.most)
-        return NewCounts(paired, peers, counts, tuple(call.shown for call in calls), ())
-
-
-def shapes_of(calls: Sequence[Call]) -> tuple[object, ...]:
-    """What a kernel depends on of calls."""
-    return tuple(
-        (c.peer, c.count, c.dtype.name, c.send is not None, c.recv is not None, c.shown, c.tag)
-        for c in calls
-    )
 
 
 def _in_order(groups: Sequence[tuple[Sequence[Member], Launching | None]]) -> Task:
