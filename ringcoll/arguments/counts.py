@@ -59,11 +59,7 @@ class Site:
             return slot, large, numbers, places, True
         small = view(self.name, self.rank, narrow_name, narrow, not written)
         same_dtype(self.name, self.rank, *((small, large) if written else (large, small)))
-        if small.size != count:
-            raise self.refusal(
-                f"{narrow_name} has {small.size} elements, counts[{self.rank}] is {count}; pass "
-                f"{narrow_name} of {count}"
-            )
+        self.own_size(narrow_name, small.size, count)
         shared = np.may_share_memory(small, large)
         if shared and address_of(small) != address_of(slot):
             raise self.refusal(
@@ -71,6 +67,14 @@ class Site:
                 f"{self.rank}, {wide_name}[{first}:{first + count}], else they share no memory"
             )
         return small, large, numbers, places, shared
+
+    def own_size(self, narrow_name: str, size: int, count: int) -> None:
+        """Refuse a narrow buffer of another size than this rank's count."""
+        if size != count:
+            raise self.refusal(
+                f"{narrow_name} has {size} elements, counts[{self.rank}] is {count}; pass "
+                f"{narrow_name} of {count}"
+            )
 
     def segments(
         self, buffer: str, size: int, counts_name: str, counts: Any, displs_name: str, displs: Any

@@ -109,6 +109,26 @@ def prepare_reduce_scatter_v(
     )
 
 
+def counted_again(
+    site: Site, dtype: DType, sizes: tuple[int, int], arguments: tuple[Any, ...]
+) -> VCall:
+    """``all_gather_v`` or ``reduce_scatter_v`` like one that was right but for its counts.
+
+    Its buffers, of other ``sizes``, share no memory.
+    """
+    (sent, received), rank = sizes, site.rank
+    if site.name == "all_gather_v":
+        counts, displs = arguments
+        numbers, places = site.segments("recvbuf", received, "counts", counts, "displs", displs)
+        site.own_size("sendbuf", sent, numbers[rank])
+        return VCall(site.name, rank, None, None, dtype, recvcounts=numbers, recvdispls=places)
+    counts, op = arguments
+    numbers, places = site.segments("sendbuf", sent, "counts", counts, "displs", None)
+    site.own_size("recvbuf", received, numbers[rank])
+    checked = checked_op(site.name, rank, op, dtype)
+    return VCall(site.name, rank, None, None, dtype, numbers, places, op=checked)
+
+
 def prepare_gather_v(
     sendbuf: object,
     recvbuf: object,

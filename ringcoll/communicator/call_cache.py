@@ -201,13 +201,21 @@ class CallCache:
         if likes is None or overlap(first, second):
             return None
         starts = start_of(call.send), start_of(call.recv)
-        for like in likes:
-            before = like.any_class
-            prepared = before and self._state.recount(before, call.count, call)
-            if prepared is not None:
-                return prepared, (*starts, 0, 0)
+        prepared = self.recounted(shape, call)
+        if prepared is not None:
+            return prepared, (*starts, 0, 0)
         checked = _checked_call(call, likes[0].config, first, second)
         return self._prepared_like(likes, checked, (key, shape), starts, patience)
+
+    def recounted(self, shape: Hashable, call: Call) -> Any:
+        """A call with a count for each rank, which alone are new, that is not kept; or None."""
+        for like in self._shapes.get(shape, ()):
+            before = like.any_class
+            if before is not None:
+                prepared = self._state.recount(before, call.count, call)
+                if prepared is not None:
+                    return prepared
+        return None
 
     def _prepared_like(
         self,
@@ -412,13 +420,14 @@ def _emptied(array: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     return None if array is None or start_of(array) else np.empty(0, array.dtype)
 
 
-def counted_shape(name: str, call: Call, given: Hashable) -> tuple[object, ...]:
+def counted_shape(
+    name: str, call: Call, starts: tuple[int, int], given: Hashable
+) -> tuple[object, ...]:
     """What a checked call of GPU ranks with a count for each rank is found by when these are new.
 
     In place its own slot may begin anywhere in an array; ``given`` says the rest.
     """
-    alignment = start_of(call.send) & 7, start_of(call.recv) & 7
-    return name, call.op, *alignment, power(call.nbytes), given
+    return name, call.op, starts[0] & 7, starts[1] & 7, power(call.nbytes), given
 
 
 def prepare_collective(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.arguments.counts import Site
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import premul_sum
 from ringcoll.errors import ArgumentError, ArgumentTypeError, ClosedError
@@ -212,23 +213,61 @@ WRONG: list[tuple[list[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("ranks", [3], indirect=True)
-@pytest.mark.parametrize(("counts", "how"), WRONG, ids=str)
-def test_wrong_counts_are_refused_as_on_a_first_call(ranks, counts, how):
+@pytest.mark.parametrize("name", ["all_gather_v", "reduce_scatter_v"])
+@pytest.mark.parametrize(("counts", "how"), [*WRONG, ([5, 6, 7], {"op": "product"})], ids=str)
+def test_wrong_counts_are_refused_as_on_a_first_call(ranks, name, counts, how):
     (comm, *_), _ = ranks
 
+    def call(own: int, every: int, counts: Any, **how: Any) -> None:
+        narrow, wide = (
+            from_pointer(at << 32, size, "int32", 0) for at, size in ((1, own), (2, every))
+        )
+        buffers = (narrow, wide) if name == "all_gather_v" else (wide, narrow)
+        getattr(comm, name)(*buffers, counts, **how)
+
     def told() -> str:
-        narrow, wide = from_pointer(1 << 32, 5, "int32", 0), from_pointer(1 << 33, 18, "int32", 0)
-        with pytest.raises((ArgumentError, ArgumentTypeError)) as error:
-            comm.all_gather_v(narrow, wide, counts, **how)
+        with pytest.raises((ArgumentError, ArgumentTypeError, TypeError)) as error:
+            call(5, 18, counts, **how)
         return repr(error.value)
 
     first = told()
     for right in ([5, 7, 6], [5, 8, 5], [5, 9, 4]):
         for more in ({}, {"slices": 1}, {"timeout": 3}):
-            narrow = from_pointer(1 << 32, right[0], "int32", 0)
-            wide = from_pointer(1 << 33, sum(right), "int32", 0)
-            comm.all_gather_v(narrow, wide, right, **more)
+            call(right[0], sum(right), right, **more)
     assert told() == first
+
+
+@pytest.mark.parametrize("name", ["all_gather_v", "reduce_scatter_v"])
+def test_of_new_counts_alone_only_they_are_checked(ranks, monkeypatch, name):
+    """Buffers that share memory, or of another dtype, are checked as on a first call."""
+    (comm, *_), _ = ranks
+    whole, honest = list[str](), Site.slots
+
+    def slots(self, *how):
+        whole.append(self.name)
+        return honest(self, *how)
+
+    monkeypatch.setattr(Site, "slots", slots)
+
+    def call(step: int, dtype: str = "int32", apart: int = 1 << 32) -> None:
+        counts = [200 + step + rank for rank in range(len(comms))]
+        narrow = from_pointer(1 << 32, counts[0], dtype, 0)
+        wide = from_pointer((1 << 32) + apart, sum(counts), dtype, 0)
+        buffers = (narrow, wide) if name == "all_gather_v" else (wide, narrow)
+        getattr(comm, name)(*buffers, counts)
+
+    comms = ranks[0]
+    for step in range(4):
+        call(step)
+    assert len(whole) <= 2
+    whole.clear()
+    for step in range(4, 20):
+        call(step)
+    assert whole == []
+    call(20, "float32")
+    with pytest.raises(ArgumentError, match="overlaps"):
+        call(21, apart=8)
+    assert whole == [name] * 2
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)

@@ -12,22 +12,33 @@ from typing import Any
 
 from ringcoll.arguments.buffers import refuse_in_place
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.call_cache import can_change, counted_shape, prepare_collective
+from ringcoll.arguments.counts import Site
+from ringcoll.arguments.vector import counted_again
+from ringcoll.bounded import evict
+from ringcoll.communicator.call_cache import (
+    CACHED_CALLS,
+    can_change,
+    counted_shape,
+    overlap,
+    prepare_collective,
+)
 from ringcoll.communicator.cuda.device_work import DeviceWork
 from ringcoll.communicator.cuda.messages import MessageEngine, bytes_of, first_of
 from ringcoll.communicator.cuda.nodes import NodesState
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.group import Group, current, of_thread, open_groups, run_together
+from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.readers import Libraries
 from ringcoll.cuda.streams import stream_of
+from ringcoll.dtypes import DType
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.tuner.predicted import power
-from ringcoll.views import Extent, device_view, extent_of
+from ringcoll.views import Extent, device_view, extent_of, start_of
 
 
 class CudaEngine(MessageEngine):
@@ -52,6 +63,8 @@ class CudaEngine(MessageEngine):
         self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
         # Across nodes calls are prepared for each address.
         self._recounts = isinstance(state, CudaState)
+        # The dtype of calls with a count for each rank, by what is no count.
+        self._counted: dict[tuple[Any, ...], DType] = {}
 
     def collective(
         self,
@@ -97,9 +110,12 @@ class CudaEngine(MessageEngine):
                     found = self.calls.find(key, first, second, checked, seconds)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
-            if prepared is found is None and key and self._recounts and check is prepare_collective:
-                shape, one, other = _without_counts(key, first, second)
-                found = self.calls.find_like(key, shape, one, other, seconds)
+            if prepared is found is None and key and self._recounts:
+                if check is prepare_collective:
+                    shape, one, other = _without_counts(key, first, second)
+                    found = self.calls.find_like(key, shape, one, other, seconds)
+                elif first and second:
+                    found = self._counted_again(key, arguments, first, second)
         if prepared is None:
             if found is None:
                 arguments = arguments or (op, root)
@@ -165,12 +181,33 @@ class CudaEngine(MessageEngine):
         if key is not None and call.counts and self._recounts:
             _, _, _, _, sends, receives, _, options = key
             given = sends and sends[1:], receives and receives[1:], options
-            shape = counted_shape(name, call, given)
+            starts = start_of(call.send), start_of(call.recv)
+            shape = counted_shape(name, call, starts, given)
             found = self.calls.find_counted(key, shape, call, *extents, patience)
             if found is not None:
                 return found
+            evict(self._counted, CACHED_CALLS)
+            self._counted[name, given] = call.dtype
         config = resolve(self._state.config, how.pop("config", None), how, where)
         return self.calls.add(key, call, config, *extents, shape, patience)
+
+    def _counted_again(
+        self, key: tuple[Any, ...], arguments: tuple[Any, ...], first: int, second: int
+    ) -> tuple[Any, Given] | None:
+        """A collective whose counts for each rank alone are new; None where it must be checked.
+
+        Nothing else than its counts is to be checked: a call with these arguments has been right.
+        """
+        name, _, _, _, sends, receives, _, options = key
+        given = sends[1:], receives[1:], options
+        dtype = self._counted.get((name, given))
+        if dtype is None or overlap((first, bytes_of(sends)), (second, bytes_of(receives))):
+            return None
+        site, sizes = Site(name, self._rank, self._nranks), (sends[0], receives[0])
+        call = as_collective(counted_again(site, dtype, sizes, arguments[1]))
+        starts = first, second
+        prepared = self.calls.recounted(counted_shape(name, call, starts, given), call)
+        return None if prepared is None else (prepared, (*starts, 0, 0))
 
     def _stream_of(self, stream: Any, like: object, name: str) -> tuple[int, object]:
         """The handle of a call's stream, and its owner, if known, which must outlive the call."""

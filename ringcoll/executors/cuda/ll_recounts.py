@@ -79,7 +79,7 @@ class LLRecounts:
         return LLPlaced(self, spans, packs, self.grid_of(packs))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class LLPlaced:
     """Where the elements of one count lie."""
 

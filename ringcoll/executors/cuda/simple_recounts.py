@@ -79,7 +79,7 @@ class SimpleRecounts:
         return SimplePlaced(self, found, [each.replicas for each in grids], grid)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SimplePlaced:
     """Where the elements of one count lie, and each program's slices and CUDA blocks a block."""
 
