@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -126,10 +125,11 @@ class Member:
         pairs, updated, small = self.pairs, False, self.pairs.small_bytes
         found: list[int] = []
         for paired in self.paired:
-            calls, sizes = paired.calls, paired.new.sizes if paired.new else ()
-            for call, given, size in itertools.zip_longest(calls, paired.addresses, sizes):
-                send, recv = given or addresses_of(call)
-                nbytes, mapped = call.nbytes if size is None else size, 0
+            calls, new = paired.calls, paired.new
+            given = paired.addresses or [*map(addresses_of, calls)]
+            sizes = new.sizes if new else [call.nbytes for call in calls]
+            for call, nbytes, (send, recv) in zip(calls, sizes, given, strict=True):
+                mapped = 0
                 if nbytes > small:
                     if not updated:
                         pairs.update_mappings()
