@@ -93,8 +93,9 @@ class Batch:
         comm = device.comm
         if _is_sendrecv(posts):
             (_, _, sent, to, _), (_, _, received, source, _) = sorted(posts, key=_receives)
-            buffers = device.buffer(sent, "send"), device.buffer(received, "recv")
-            comm.sendrecv(buffers[0], to, buffers[1], source, **options)
+            if not device.takes(sent, received):
+                sent, received = device.buffer(sent, "send"), device.buffer(received, "recv")
+            comm.sendrecv(sent, to, received, source, **options)
             return
         with group() if posts[1:] else nullcontext():
             for name, _, copy, peer, _ in posts:

@@ -135,6 +135,17 @@ class Device:
         kind = tensor.dtype if row is None else row
         return from_pointer(pointer, tensor.numel(), kind, self.ordinal)  # or says what is wrong
 
+    @staticmethod
+    def takes(*tensors: Any) -> bool:
+        """Whether dense tensors may be such arguments themselves, in a third of the time."""
+        for tensor in tensors:
+            if type(tensor) is not torch.Tensor or tensor.dtype not in ROWS or not tensor.numel():
+                return False
+            pointer = tensor.data_ptr()
+            if not pointer or pointer % tensor.itemsize:
+                return False
+        return True
+
     def stream_options(self) -> dict[str, Any]:
         """The stream argument of the communicator's methods: torch's, which keeps its streams."""
         stream, owner = self._streams.current()
@@ -268,7 +279,7 @@ class Device:
         if async_op:
             return self._run_async(body, (*reads, *writes), writes)
         try:
-            with self._state.lock, torch.cuda.device(self._where):
+            with self._state.lock, self.async_stream.device_guard():
                 body()
         except BaseException as error:
             raise_from(self._failed(error), error)

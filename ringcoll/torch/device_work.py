@@ -37,6 +37,9 @@ class Engine(Protocol):
     def buffer(self, tensor: Any, name: str) -> Any:
         """A dense tensor as an argument of the communicator's methods."""
 
+    def takes(self, *tensors: Any) -> bool:
+        """Whether dense tensors may be such arguments themselves."""
+
     def async_options(self) -> dict[str, Any]:
         """The stream argument of calls on the group's own stream."""
 

@@ -59,6 +59,11 @@ class Host:
         """A dense tensor as an argument of the communicator's methods."""
         return memory(tensor, name, reduces=reduces)
 
+    @staticmethod
+    def takes(*_tensors: Any) -> bool:
+        """Whether tensors may be such arguments themselves: a communicator takes numpy's arrays."""
+        return False
+
     def stream_options(self) -> dict[str, Any]:
         """No stream argument on the CPU."""
         return {}

@@ -85,12 +85,16 @@ def wrong_device(tensor: Any, where: Any) -> ArgumentError:
 def dense(tensor: Any, name: str) -> Any:
     """The tensor if it is contiguous and without pending conj and neg, else such a copy.
 
+    Autograd sees nothing of either.
+
     Raises:
         ArgumentTypeError: it is sparse.
 
     """
     if tensor.layout is not torch.strided:
         raise sparse_error(tensor, name)
+    if tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
+        return tensor
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
 
 
@@ -121,6 +125,8 @@ def check_writable(tensor: Any, name: str) -> None:
 
 def is_copy(tensor: Any, copy: Any) -> bool:
     """Whether what :func:`dense` has made of a tensor has memory of its own."""
+    if copy is tensor:  # most of them
+        return False
     return bool(copy.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous())
 
 

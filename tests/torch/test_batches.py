@@ -57,6 +57,9 @@ class Engine:
     def wait_current_stream(self, touched) -> None:
         self.kept += [tensor.data_ptr() for tensor in touched]
 
+    def takes(self, *_tensors) -> bool:
+        return False
+
     def buffer(self, tensor, _name):
         return tensor
 
@@ -158,11 +161,24 @@ def test_a_tensor_is_an_array_where_it_lies():
     assert buffer_of(x[:0]).size == 0
 
 
+def test_tensors_that_are_their_own_arrays():
+    class Own(torch.Tensor):  # type: ignore[misc]
+        """A class of others may say something else of its memory."""
+
+    x = torch.zeros(2, 3)
+    assert Device.takes(x) and Device.takes(x, x[1:])
+    assert not Device.takes(x, x[:0])
+    assert not Device.takes(x.as_subclass(Own))
+    assert not Device.takes(torch.zeros(2, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+
+
 def test_tensors_without_memory_or_alignment_are_refused():
     freed = torch.arange(8.0)
     freed.untyped_storage().resize_(0)
+    assert not Device.takes(freed)
     with pytest.raises(ArgumentError, match="null pointer"):
         buffer_of(freed)
     shifted = torch.frombuffer(bytearray(13), dtype=torch.float32, offset=1)
+    assert not Device.takes(shifted)
     with pytest.raises(ArgumentError, match="not aligned"):
         buffer_of(shifted)

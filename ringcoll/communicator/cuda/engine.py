@@ -63,6 +63,8 @@ class CudaEngine(MessageEngine):
         self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
         # Across nodes calls are prepared for each address.
         self._recounts = isinstance(state, CudaState)
+        self._torch_stream: tuple[int, object] = 0, self
+        """The last stream of torch's that was given, and its handle."""
         # The dtype of calls with a count for each rank, by what is no count.
         self._counted: dict[tuple[Any, ...], DType] = {}
 
@@ -215,8 +217,13 @@ class CudaEngine(MessageEngine):
             return self._libraries[type(like)].stream(like)
         if type(stream) is self._streams and stream.device_id in (-1, self._ordinal):
             return stream.ptr, stream
+        if stream is self._torch_stream[1]:
+            return self._torch_stream
         where = f"{name} on rank {self._rank}"
-        return stream_of(stream, like, ordinal=self._ordinal, where=where)
+        handle, owner = stream_of(stream, like, ordinal=self._ordinal, where=where)
+        if owner is stream and type(stream).__module__ == "torch.cuda.streams":
+            self._torch_stream = handle, owner  # torch never gives it another handle
+        return handle, owner
 
     def _enqueue(
         self,

@@ -159,7 +159,10 @@ class RecountedMessages:
 
         Counts of which many others have come since are new again, though their launch is kept.
         """
-        calls, peers, counts, texts = list[Call](), list[Peer](), list[int](), list[AroundCount]()
+        calls: list[Call] = []  # a list[Call]() takes 0.7 us longer
+        peers: list[Peer] = []
+        counts: list[int] = []
+        texts: list[AroundCount] = []
         for paired in own:
             new = paired.new
             calls += paired.calls
@@ -192,7 +195,10 @@ class RecountedMessages:
         calls, peers, sizes, known = new.calls, new.peers, new.sizes, self._shapes
         shared_state, rounded = self._executor.shared_state, self._rounded
         alike = self._alike.get(peers) or self._between(peers)
-        shapes, blocks, kinds = list[_Shape](), list[int](), list[int]()
+        shapes: list[_Shape] = []
+        blocks: list[int] = []
+        kinds: list[int] = []
+        records: list[Record] = []
         for half, nbytes in zip(alike.halves, sizes, strict=True):
             # Lengths of one slice are alike where they are as many blocks long.
             like = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES if nbytes <= rounded else nbytes
@@ -205,7 +211,7 @@ class RecountedMessages:
             most = max(most or machine, min(len(blocks), machine))
             blocks = share_out(blocks, most, f"rank {shared_state.rank}")
         template = alike.templates.get((*kinds,)) or self._packed(alike, new, kinds)
-        launchable, first, records = template.launchable, 0, list[Record]()
+        launchable, first = template.launchable, 0
         words = launchable.parameter.words
         words[TIMEOUT_WORD] = nanoseconds(calls.timeout)
         for lane, shape, nbytes, count, text, given in zip(

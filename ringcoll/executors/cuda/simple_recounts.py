@@ -66,8 +66,8 @@ class SimpleRecounts:
 
     def placed(self, count: int, counted: Call | None = None) -> SimplePlaced | None:
         """Where the elements of another count lie; None: they take more slices."""
-        found = list[tuple[list[Span], int, int]]()
-        grids = list[Grid]()
+        found: list[tuple[list[Span], int, int]] = []
+        grids: list[Grid] = []
         for program in self.programs:
             spans, longest = program.spans(count, counted)
             slot = program.writer.slot_bytes(longest)

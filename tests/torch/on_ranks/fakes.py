@@ -370,7 +370,7 @@ def messages_wait_for_somebody_who_waits(rank, n):
             sent.append(("send", peer, stream.name, array.size))
 
         def both(sending, to, receiving, source, stream):
-            sent.append((to, sending.size, source, receiving.size, stream.name))
+            sent.append((to, sending.numel(), source, receiving.numel(), stream.name))
 
         with (
             mock.patch.object(device.comm, "send", send),
