@@ -17,7 +17,7 @@ from ringcoll.communicator.call_cache import overlap
 from ringcoll.communicator.group import group
 from ringcoll.torch.device_work import DeviceWork, Engine
 from ringcoll.torch.failures import raise_from
-from ringcoll.torch.tensors import copy_back, dense, is_copy, wrong_device
+from ringcoll.torch.tensors import copy_back, held, is_copy, wrong_device
 
 __all__ = ["Batch"]
 
@@ -43,7 +43,7 @@ class Batch:
     def post(self, name: str, tensor: Any, peer: int) -> DeviceWork:
         """Post a "send" or a "recv"."""
         device = self._device
-        copy = dense(tensor, name)
+        copy = held(tensor, name)
         if tensor.get_device() != device.ordinal:
             raise wrong_device(tensor, torch.device("cuda", device.ordinal))
         device.wait_current_stream((tensor, copy) if is_copy(tensor, copy) else (tensor,))

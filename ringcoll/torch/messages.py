@@ -27,7 +27,7 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError
 from ringcoll.torch.failures import prefixed
-from ringcoll.torch.tensors import copy_back, dense, memory
+from ringcoll.torch.tensors import copy_back, held, memory
 from ringcoll.torch.work import HostWork, serve_on_this_thread
 
 __all__ = ["Messages", "Open", "pair_prefix"]
@@ -163,7 +163,7 @@ class Messages:
     ) -> _Post:
         if self._ended is not None:
             raise self._failed(self._ended)
-        copy = dense(tensor, name)
+        copy = held(tensor, name)
         return _Post(
             HostWork(writes, self._failed, by),
             tensor,

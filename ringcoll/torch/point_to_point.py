@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from ringcoll.torch.device import Device
 from ringcoll.torch.device_work import DeviceWork
-from ringcoll.torch.tensors import dense, wrong_device
+from ringcoll.torch.tensors import held, wrong_device
 
 __all__ = ["Pairs", "in_batch"]
 
@@ -91,7 +91,7 @@ class _Pair:
             raise wrong_device(tensor, self._where)
         if self.device is not None and not self._posts:
             return self.device.batch.post(name, tensor, self._peer)
-        copy = dense(tensor, name)
+        copy = held(tensor, name)
         behind = torch.cuda.current_stream(self._where).record_event()
         work = DeviceWork(None, None, (tensor,) if name == "recv" else (), self._launch)
         self._posts.append(_Post(name, tensor, copy, behind, work))

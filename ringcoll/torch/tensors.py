@@ -20,6 +20,7 @@ __all__ = [
     "dense",
     "flatten",
     "gathered",
+    "held",
     "memory",
     "single",
     "sparse_error",
@@ -85,7 +86,7 @@ def wrong_device(tensor: Any, where: Any) -> ArgumentError:
 def dense(tensor: Any, name: str) -> Any:
     """The tensor if it is contiguous and without pending conj and neg, else such a copy.
 
-    Autograd sees nothing of either.
+    Autograd sees nothing of either. For calls that are made at once: see :func:`held`.
 
     Raises:
         ArgumentTypeError: it is sparse.
@@ -96,6 +97,15 @@ def dense(tensor: Any, name: str) -> Any:
     if tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
         return tensor
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def held(tensor: Any, name: str) -> Any:
+    """The same for a call that is made later: it owns its memory, whatever becomes of the tensor.
+
+    Programs give a tensor other memory behind ``isend``, by ``.data`` or ``set_()``.
+    """
+    found = dense(tensor, name)
+    return found.detach() if found is tensor else found
 
 
 def sparse_error(tensor: Any, name: str) -> ArgumentTypeError:

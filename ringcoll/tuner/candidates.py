@@ -124,7 +124,8 @@ def fitted(
                 f"{where}: {program.scratch} chunks do not fit {room} bytes of SCRATCH; use "
                 f"another algorithm"
             )
-        # Needs are in proportion to the length of a slice once slots are as many as the window; a
-        # 512th more slices make up for lengths that are rounded up.
+        # Needs are in proportion to the length of a slice once slots are as many as the window,
+        # and there are never more. A 512th more slices make up for lengths that are rounded up,
+        # but not always.
         fewest = -(-launch.slices * need * launch.window // (launch.slots * max(1, room)))
-        launch = replace(launch, slices=max(launch.slices + 1, fewest + fewest // 512))
+        launch = replace(launch, slices=fewest + fewest // 512)

@@ -87,6 +87,25 @@ def test_what_all_ranks_reach_is_written_directly(comms, named, grouped, offset)
     assert sorted(named) == sorted([(rank, True) for rank in range(3)] * 3)
 
 
+def test_large_messages_of_new_counts_in_a_group_are_written_directly(comms, named):
+    """Messages like them, which came first, were small."""
+
+    def work(comm) -> None:
+        right, left, kept = (comm.rank + 1) % 3, (comm.rank - 1) % 3, list[FakeBuffer]()
+        for count in (5, 6, LARGE, LARGE + 4):
+            sent = FakeBuffer(comm, np.full(count, comm.rank))
+            got = FakeBuffer(comm, count, symmetric=True)
+            kept += sent, got
+            with ringcoll.group():
+                comm.recv(got.array, left)
+                comm.send(sent.array, right)
+            comm.synchronize()
+            got.check(np.full(count, left))
+
+    assert in_threads(comms, work) == []
+    assert sorted(named) == sorted([(rank, True) for rank in range(3)] * 2)
+
+
 @pytest.mark.parametrize("place", ["own", "other"])
 def test_ends_of_different_memory_and_one_kept_launch(comms, named, place):
     """The launch of a shape serves mapped memory and plain memory; one rank's alone is mapped."""

@@ -12,6 +12,7 @@ import pytest
 import ringcoll
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import MismatchError
+from ringcoll.executors.cuda.shared_launch import order
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
@@ -118,6 +119,64 @@ def test_groups_of_other_limits_timeouts_and_tags(comms, new):
 
     assert in_threads(comms, work) == []
     assert sorted({*new}) == [(count,) * 4 for count in (22, 24, 25)]
+
+
+@pytest.mark.parametrize("comms", [3], indirect=True)
+def test_counts_of_another_timeout_are_new(comms, new):
+    def work(comm) -> None:
+        for step, (count, how) in enumerate([(30, {}), (31, {}), (31, {"timeout": 9})]):
+            exchange(comm, [count] * 3, step, **how)
+
+    assert in_threads(comms, work) == []
+    assert new == [(31,) * 4] * 2 * 3
+
+
+@pytest.mark.parametrize("comms", [2], indirect=True)
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_the_least_of_a_group_holds_for_all_of_it(comms, new, blocks, first):
+    """Its smallest limit of CUDA blocks, and its shortest timeout."""
+
+    def work(comm) -> None:
+        other, kept = 1 - comm.rank, list[FakeBuffer]()
+        for count in (30_000, 30_001, 30_002) if comm.rank == 0 else (30_000, 30_001):
+            sent, got = FakeBuffer(comm, np.full(count, comm.rank)), FakeBuffer(comm, count)
+            kept += sent, got
+            least: dict[str, Any] = {"max_sms": 3, "timeout": 0.25 if count == 30_002 else 18}
+            more: dict[str, Any] = {"max_sms": 7, "timeout": 19}
+            with ringcoll.group():
+                comm.send(sent.array, other, **(least if first == "send" else more))
+                comm.recv(got.array, other, **(least if first == "recv" else more))
+            comm.synchronize()
+
+    found = in_threads(comms, work)
+    assert any("waited 0.25 s" in str(error) for error in found), found
+    assert blocks == [3] * 3
+
+
+@pytest.mark.parametrize("comms", [2], indirect=True)
+def test_messages_of_several_streams_are_ordered(comms, new, monkeypatch):
+    """Behind all of their streams, and these behind the launch."""
+    ordered = list[tuple[int, int]]()
+
+    def noted(ordinal, before, after):
+        ordered.append((before, after))
+        order(ordinal, before, after)
+
+    monkeypatch.setattr("ringcoll.executors.cuda.sending.order", noted)
+
+    def work(comm) -> None:
+        kept, other = list[FakeBuffer](), 1 - comm.rank
+        for count in (5, 6, 7):
+            sent, got = FakeBuffer(comm, np.full(count, comm.rank)), FakeBuffer(comm, count)
+            kept += sent, got
+            with ringcoll.group():
+                comm.send(sent.array, other, stream=1)
+                comm.recv(got.array, other, stream=0)
+            comm.synchronize()
+            got.check(np.full(count, other))
+
+    assert in_threads(comms, work) == []
+    assert sorted(ordered) == [(0, 1)] * 6 + [(1, 0)] * 6
 
 
 @pytest.mark.parametrize("comms", [3], indirect=True)

@@ -15,6 +15,7 @@ from ringcoll.errors import ArgumentError, DeadlineError, MismatchError
 from ringcoll.executors.cuda.message_launch import MessageLaunches
 from ringcoll.executors.cuda.point_to_point import shared_out, window_bytes
 from ringcoll.executors.cuda.recounted_messages import RecountedMessages
+from ringcoll.executors.shared_state import SharedState
 from ringcoll.tuner.measured import ANY_BYTES
 from tests.kernels.stand_in import needs_compiler
 
@@ -193,6 +194,105 @@ def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monke
 
     assert in_threads(comms, work) == []
     assert len(compared) == 29 * n
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_texts_of_new_counts_are_those_of_kept_ones(comms, new, monkeypatch, grouped):
+    """What peers show of a message: its count, its dtype and its tag."""
+    texts, honest = list[bytes](), SharedState.record_bytes
+
+    def noted(self, number, text):
+        texts.append(text)
+        honest(self, number, text)
+
+    monkeypatch.setattr(SharedState, "record_bytes", noted)
+
+    def work(comm) -> None:
+        kept, n = list[FakeBuffer](), len(comms)
+        for count in (33, 34, 35):
+            sent, got = FakeBuffer(comm, np.full(count, 1)), FakeBuffer(comm, count)
+            kept += sent, got
+            with ringcoll.group() if grouped else contextlib.nullcontext():
+                to, source = (comm.rank + 1) % n, (comm.rank - 1) % n
+                comm.sendrecv(sent.array, to, got.array, source, tag="a")
+            comm.synchronize()
+
+    assert in_threads(comms, work) == []
+    assert len(new) == 2 * len(comms)
+    found = [text for text in texts if text.startswith(b"count=")]
+    each = [f"count={count} dtype=int32 tag=a".encode() for count in (33, 34, 35)]
+    assert sorted(found) == sorted(each * 2 * len(comms))
+
+
+def test_a_copy_to_oneself_is_no_message_of_its_length(comms, new):
+    """It is one piece where a message is two slices."""
+    n = len(comms)
+    two = window_bytes(comms[0]._state.cuda.workspace) // 4 - 5
+
+    def work(comm) -> None:
+        me, kept = comm.rank, list[FakeBuffer]()
+        for step in range(4):
+            counts = [[two if p == q else two - step * (p + q) for q in range(n)] for p in range(n)]
+            theirs = [counts[p][me] for p in range(n)]
+            sent = FakeBuffer(comm, np.arange(sum(counts[me])) + me)
+            got = FakeBuffer(comm, sum(theirs))
+            kept += sent, got
+            comm.all_to_all_v(sent.array, counts[me], got.array, theirs)
+            comm.synchronize()
+            starts = [sum(counts[p][:me]) for p in range(n)]
+            got.check(
+                np.concatenate([np.arange(starts[p], starts[p] + theirs[p]) + p for p in range(n)])
+            )
+
+    assert in_threads(comms, work) == []
+    assert new
+
+
+@pytest.mark.parametrize("comms", [3], indirect=True)
+def test_fewer_blocks_than_messages_are_asked_for(comms, blocks):
+    """Each of five messages has one all the same: the peers wait for them."""
+
+    def work(comm) -> None:
+        kept = list[FakeBuffer]()
+        for step in range(3):
+            count = 20_000 + step
+            sent, got = FakeBuffer(comm, np.full(3 * count, comm.rank)), FakeBuffer(comm, 3 * count)
+            kept += sent, got
+            comm.all_to_all_v(sent.array, [count] * 3, got.array, [count] * 3, max_sms=2)
+            comm.synchronize()
+            got.check(np.repeat(np.arange(3), count))
+
+    assert in_threads(comms, work) == []
+    assert blocks == [5] * 2 * 3
+
+
+@pytest.mark.parametrize("comms", [2], indirect=True)
+def test_parameters_of_the_last_kinds_are_kept(comms, new, monkeypatch):
+    """Messages of one slice, of two and large ones, both ways: nine kinds, by turns."""
+    packed, honest = list[int](), MessageLaunches.alone
+
+    def alone(self, halves, *how):
+        packed.append(len(halves))
+        return honest(self, halves, *how)
+
+    monkeypatch.setattr(MessageLaunches, "alone", alone)
+    monkeypatch.setattr("ringcoll.executors.cuda.recounted_messages._TEMPLATES", 9)
+    most = window_bytes(comms[0]._state.cuda.workspace) // 4
+    kinds = [100, most - 100, most + 100]
+
+    def work(comm) -> None:
+        kept, other = list[FakeBuffer](), 1 - comm.rank
+        for step in range(30):
+            counts = kinds[step % 3] + step, kinds[step // 3 % 3] + step
+            sent = FakeBuffer(comm, np.full(counts[comm.rank], comm.rank))
+            got = FakeBuffer(comm, counts[other])
+            kept += sent, got
+            comm.sendrecv(sent.array, other, got.array, other)
+            comm.synchronize()
+            got.check(np.full(counts[other], other))
+
+    assert in_threads(comms, work) == []
+    assert len(packed) == 2 * (1 + 9)  # the first is kept
 
 
 def test_messages_are_kept_when_their_counts_come_again(comms, new):

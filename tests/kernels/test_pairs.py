@@ -11,12 +11,17 @@ import pytest
 
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.point_to_point import (
+    BLOCK_BYTES,
     Half,
     Message,
+    direct_replicas,
+    forms_of,
+    longest_of_one_slice,
     pairs_text,
     shared_out,
     window_bytes,
 )
+from ringcoll.executors.cuda.workspace import Workspace
 from tests.kernels.stand_in import needs_compiler
 from tests.kernels.traffic import Traffic, side_by_side
 from tests.kernels.world import World
@@ -25,6 +30,21 @@ pytestmark = needs_compiler
 
 SIZES = [0, 1, 3, 16, 1000, 1024, 4096, 4097, 30_011]
 """Of a zone of 4 slices of 1 KiB: nothing, one slice, a window, many slices."""
+
+
+@pytest.mark.parametrize("nranks", range(2, 17))
+def test_messages_of_one_slice_are_alike_where_they_are_as_many_blocks_long(nranks):
+    """So a rank keeps what a length decides by its blocks, whatever the other end does."""
+    workspace, half = Workspace(nranks), Half(1, True, (Message(0, 0),))
+    longest, chance = longest_of_one_slice(workspace), random.Random(nranks)
+    assert 0 < longest % BLOCK_BYTES + longest <= window_bytes(workspace)
+    ends = [end + shift for end in range(0, longest, BLOCK_BYTES) for shift in (0, 1)]
+    for nbytes in (*ends, longest, *(chance.randrange(longest) for _ in range(200))):
+        rounded = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+        assert forms_of(half, nbytes, workspace) == forms_of(half, rounded, workspace), nbytes
+        assert direct_replicas(nbytes, workspace) == direct_replicas(rounded, workspace), nbytes
+    assert forms_of(half, longest, workspace)[0].slices == 1
+    assert forms_of(half, longest + BLOCK_BYTES, workspace)[0].slices == 2
 
 
 def alone(world: World, traffic: Traffic, **how) -> None:

@@ -19,6 +19,7 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.device import Device
+from ringcoll.torch.tensors import dense, held
 
 
 class Calls:
@@ -149,6 +150,31 @@ def test_a_strided_tensor_is_filled_on_the_groups_stream(engine, both):
     assert [call[0] for call in made] == ["sendrecv" if both else "recv", "side", "end"]
     assert bool((x == 7).all())
     assert engine.kept[0] == x.data_ptr() != engine.kept[1]
+
+
+def test_a_posted_message_owns_its_memory(engine):
+    """As pipelines free what they have sent, by other memory for the same tensor."""
+    x, sent = torch.arange(4.0), list[list[float]]()
+    engine.comm.send = lambda buffer, *_, **__: sent.append(buffer.tolist())
+    batch = Batch(engine, lambda error: error)
+    batch.post("send", x, 1)
+    x.data = torch.zeros(1)
+    batch.flush()
+    assert sent == [[0.0, 1.0, 2.0, 3.0]]
+
+
+def test_what_is_dense_is_passed_on_but_for_autograd():
+    x = torch.zeros(2, 3)
+    assert dense(x, "send") is x
+    assert held(x, "send") is not x
+    assert held(x, "send").data_ptr() == x.data_ptr()
+    leaf = torch.zeros(3, requires_grad=True)
+    for tensor in (leaf, leaf * 2):
+        assert dense(tensor, "send").data_ptr() == tensor.data_ptr()
+        assert not dense(tensor, "send").requires_grad
+    for tensor in (x.T, torch.zeros(2, dtype=torch.complex64).conj().imag):
+        assert dense(tensor, "send").is_contiguous()
+        assert not dense(tensor, "send").is_neg()
 
 
 def buffer_of(tensor):

@@ -63,8 +63,9 @@ class CudaEngine(MessageEngine):
         self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
         # Across nodes calls are prepared for each address.
         self._recounts = isinstance(state, CudaState)
-        self._torch_stream: tuple[int, object] = 0, self
-        """The last stream of torch's that was given, and its handle."""
+        self._torch_stream: tuple[int, object] = 0, _no_group  # no stream
+        """The handle of the last stream of torch's that was given, and the stream: that of a
+        group of torch, for its messages and its asynchronous calls."""
         # The dtype of calls with a count for each rank, by what is no count.
         self._counted: dict[tuple[Any, ...], DType] = {}
 
@@ -217,8 +218,9 @@ class CudaEngine(MessageEngine):
             return self._libraries[type(like)].stream(like)
         if type(stream) is self._streams and stream.device_id in (-1, self._ordinal):
             return stream.ptr, stream
-        if stream is self._torch_stream[1]:
-            return self._torch_stream
+        last = self._torch_stream  # read once: another thread may give another
+        if stream is last[1]:
+            return last
         where = f"{name} on rank {self._rank}"
         handle, owner = stream_of(stream, like, ordinal=self._ordinal, where=where)
         if owner is stream and type(stream).__module__ == "torch.cuda.streams":

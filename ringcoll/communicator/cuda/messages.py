@@ -278,7 +278,7 @@ class MessageEngine(Engine):
             engine=config.engine,
         )
         places, own = _places_of(calls, first, second), _peers_of(calls)
-        texts, nbytes = tuple(map(around_count, calls)), (bytes_of(key[2]), bytes_of(key[3]))
+        texts, nbytes = tuple(map(around_count, made)), (bytes_of(key[2]), bytes_of(key[3]))
         found = _Messages(paired, places, nbytes, own, texts, timeout)
         arguments: Any = key[1]
         if can_change(*arguments, *options.values()):

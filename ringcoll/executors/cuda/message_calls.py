@@ -70,7 +70,7 @@ class PairCalls(GroupCall):
                 own.shown = f"{before.decode()}{count}{dtype.decode()}"
             calls.append(own)
         made = self.on(self.stream, self.addresses, owned=self.owned)
-        made.calls, made.key = tuple(calls), ()
+        made.calls = tuple(calls)
         return made
 
     @staticmethod

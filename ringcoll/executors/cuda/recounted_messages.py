@@ -7,6 +7,7 @@ written into a parameter that was packed for messages between the same ranks.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -62,9 +63,11 @@ Places = tuple[tuple[int | None, int | None], ...]
 AroundCount = tuple[bytes, bytes, bytes]
 """What errors say of a message: before its count, its dtype behind it, and its tag."""
 
-_PEERS, _TEMPLATES = 64, 16
-"""Between how many groups of ranks a rank keeps parameters for lengths that come once, and of
-each how many."""
+_TEMPLATES = 64
+"""Parameters that a rank keeps for lengths that come once."""
+
+_PEERS = 64
+"""Groups of peers of which a rank knows what their messages have in common."""
 
 _SHAPES = 512
 """Lengths of which a rank keeps what they decide: of messages, or of those of one slice alike."""
@@ -134,10 +137,10 @@ class _Template:
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """The halves of messages between the same ranks, and their launches by their kinds."""
+    """What messages between the same ranks have in common, and its number, a short key."""
 
+    number: int
     halves: tuple[Half, ...]
-    templates: dict[tuple[int, ...], _Template] = field(default_factory=dict)
 
 
 _BEFORE_COUNT = signature_of("count=")
@@ -151,6 +154,8 @@ class RecountedMessages:
         self._alike: dict[Peers, _Alike] = {}
         self._shapes: dict[tuple[int, bool], _Shape] = {}  # by bytes, and whether they are copied
         self._kinds: dict[tuple[Kind, ...], int] = {}
+        self._templates: dict[tuple[int, ...], _Template] = {}  # by peers and kinds
+        self._numbers = itertools.count()
         self._groups: dict[object, Seen] = {}  # by what is no count of a group's messages
         self._rounded = longest_of_one_slice(executor.workspace)
 
@@ -210,7 +215,9 @@ class RecountedMessages:
         if sum(blocks) > (most or machine):
             most = max(most or machine, min(len(blocks), machine))
             blocks = share_out(blocks, most, f"rank {shared_state.rank}")
-        template = alike.templates.get((*kinds,)) or self._packed(alike, new, kinds)
+        key = (alike.number, *kinds)
+        template = self._templates.pop(key, None) or self._packed(alike, new)
+        self._templates[key] = template  # the newest
         launchable, first = template.launchable, 0
         words = launchable.parameter.words
         words[TIMEOUT_WORD] = nanoseconds(calls.timeout)
@@ -237,7 +244,8 @@ class RecountedMessages:
     def _between(self, peers: Peers) -> _Alike:
         """What is kept of messages between these ranks."""
         evict(self._alike, _PEERS)
-        found = self._alike[peers] = _Alike(tuple(map(_half_of, range(len(peers)), peers)))
+        halves = tuple(map(_half_of, range(len(peers)), peers))
+        found = self._alike[peers] = _Alike(next(self._numbers), halves)
         return found
 
     def _shape_of(self, half: Half, nbytes: int) -> _Shape:
@@ -251,8 +259,8 @@ class RecountedMessages:
         self._shapes[nbytes, half.copies] = found
         return found
 
-    def _packed(self, alike: _Alike, new: NewCounts, kinds: Sequence[int]) -> _Template:
-        """The parameter for messages of these kinds."""
+    def _packed(self, alike: _Alike, new: NewCounts) -> _Template:
+        """The parameter for messages of the kinds of these."""
         halves, workspace = alike.halves, self._executor.workspace
         whole = [
             replace(half, messages=(replace(half.messages[0], nbytes=nbytes),))
@@ -264,9 +272,8 @@ class RecountedMessages:
         for number, (half, nbytes) in enumerate(zip(halves, new.sizes, strict=True), 1):
             at = first + words[first + number]
             lanes.append(self._lane(at, half, forms_of(half, nbytes, workspace)))
-        evict(alike.templates, _TEMPLATES)
-        found = alike.templates[(*kinds,)] = _Template(launchable, tuple(lanes))
-        return found
+        evict(self._templates, _TEMPLATES)
+        return _Template(launchable, tuple(lanes))
 
     def _lane(self, at: int, half: Half, forms: Sequence[Form]) -> _Lane:
         """The half whose words begin ``at``, of messages of these forms."""

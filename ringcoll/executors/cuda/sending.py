@@ -205,12 +205,12 @@ class CudaPairs:
             registry.count_use(address)
         return found
 
-    def tasks(self, own: Sequence[PairCalls]) -> list[Task]:
-        """The tasks of :meth:`.PairCalls.tasks`, the first of which are this rank's."""
-        if self.launch_kept(own) or self.launch_recounted(own):
+    def tasks(self, calls: Sequence[PairCalls]) -> list[Task]:
+        """The launches of :meth:`.PairCalls.tasks`; the first of the calls is this rank's."""
+        if self.launch_kept(calls) or self.launch_recounted(calls):
             return []
         members: dict[int, list[PairCalls]] = {}
-        for call in own:
+        for call in calls:
             members.setdefault(id(call.pairs), []).append(call.whole())
         launches: dict[int, list[Member]] = {}
         for of in members.values():

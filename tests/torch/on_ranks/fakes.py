@@ -361,6 +361,49 @@ def every_collective_finds_its_stream(rank, n):
             fake.noted.clear()
 
 
+def all_to_all_v_gets_the_tensors_themselves(rank, n):
+    """On the stream that is current then; copies of strided ones."""
+    fake = Fake()
+    with fake.device() as device:
+        made: list = []
+
+        def noted(send, sent, recv, received, **how):
+            made.append((send, sent, recv, received, how, fake.now[-1].name))
+
+        with mock.patch.object(device.comm, "all_to_all_v", noted):
+            x, y, splits = torch.ones(n, 2), torch.zeros(n, 2), [1] * n
+            for later in (False, True):
+                how = {"group": fake.group, "async_op": later}
+                dist.all_to_all_single(y, x, splits, splits, **how)
+                send, sent, recv, received, options, stream = made.pop()
+                assert send is x and recv is y
+                assert (sent, received, options) == ([2] * n, [2] * n, {})
+                assert stream == ("side" if later else "main")
+            strided = torch.ones(2, n).T
+            dist.all_to_all_single(y, strided, splits, splits, group=fake.group)
+            assert made.pop()[0].is_contiguous()
+
+
+def a_call_runs_on_its_own_device(rank, n):
+    """Whichever is the thread's."""
+    fake, here = Fake(), list[bool]()
+
+    @contextlib.contextmanager
+    def guard():
+        here.append(True)
+        yield
+        here.append(False)
+
+    with fake.device() as device:
+        with (
+            mock.patch.object(fake.async_stream, "device_guard", guard),
+            mock.patch.object(device.comm, "all_to_all_v", lambda *_: here.append(here == [True])),
+        ):
+            splits = [1] * n
+            dist.all_to_all_single(torch.zeros(n), torch.ones(n), splits, splits, group=fake.group)
+        assert here == [True, True, False]
+
+
 def messages_wait_for_somebody_who_waits(rank, n):
     fake = Fake()
     with fake.device() as device:

@@ -21,6 +21,25 @@ def blocking(rank, n):
             assert x.tolist() == [float(source)] * 3
 
 
+def a_message_under_way_owns_its_memory(rank, n):
+    """The tensor may be given other memory, as pipelines free what they have sent."""
+    x, count = torch.full((1 << 20,), float(rank)), 1 << 20
+    if rank == 0:
+        work = dist.isend(x, 1)
+        x.data = torch.zeros(1)
+        other = torch.full((count,), 9.0)  # may lie where the message was
+        dist.send(torch.zeros(1), 2)  # now rank 1 receives
+        work.wait()
+        assert bool((other == 9).all())
+    elif rank == 2:
+        dist.recv(x[:1], 0)
+        dist.send(x[:1], 1)
+    elif rank == 1:
+        dist.recv(x[:1], 2)
+        dist.recv(x, 0)
+        assert x.unique().tolist() == [0.0]
+
+
 def receives_posted_before_sends(rank, n):
     after, before = (rank + 1) % n, (rank - 1) % n
     x, y = torch.zeros(4), torch.zeros(200_000)
