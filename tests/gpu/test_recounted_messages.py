@@ -140,7 +140,7 @@ def test_gathers_to_each_root_are_recounted(comms, new):
     assert len(new) == 3 * n * n
 
 
-@pytest.mark.parametrize("name", ["sendrecv", "all_to_all_v"])
+@pytest.mark.parametrize("name", ["sendrecv", "all_to_all_v", "copies"])
 def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monkeypatch, name):
     """Word by word, and its addresses lie where a launch writes them."""
     kinds, compared = counts_of_every_kind(comms), []
@@ -180,16 +180,20 @@ def test_a_rewritten_parameter_is_the_one_that_would_be_packed(comms, new, monke
     monkeypatch.setattr(RecountedMessages, "launch", launch)
 
     def work(comm) -> None:
-        kept = list[FakeBuffer]()
+        kept, two = list[FakeBuffer](), kinds[6]
         for step in range(30):
             count = kinds[step % len(kinds)] + step
-            size = count if name == "sendrecv" else count * n
+            counts = [count] * n
+            if name == "copies":  # each to oneself of a length that one message has, too
+                counts = [two if step == 1 else count] * n
+                counts[comm.rank] = two
+            size = count if name == "sendrecv" else sum(counts)
             sent, got = FakeBuffer(comm, np.full(size, comm.rank)), FakeBuffer(comm, size)
             kept += sent, got
             if name == "sendrecv":
                 comm.sendrecv(sent.array, (comm.rank + 1) % n, got.array, (comm.rank - 1) % n)
             else:
-                comm.all_to_all_v(sent.array, [count] * n, got.array, [count] * n)
+                comm.all_to_all_v(sent.array, counts, got.array, counts)
             comm.synchronize()
 
     assert in_threads(comms, work) == []
@@ -224,30 +228,6 @@ def test_texts_of_new_counts_are_those_of_kept_ones(comms, new, monkeypatch, gro
     assert sorted(found) == sorted(each * 2 * len(comms))
 
 
-def test_a_copy_to_oneself_is_no_message_of_its_length(comms, new):
-    """It is one piece where a message is two slices."""
-    n = len(comms)
-    two = window_bytes(comms[0]._state.cuda.workspace) // 4 - 5
-
-    def work(comm) -> None:
-        me, kept = comm.rank, list[FakeBuffer]()
-        for step in range(4):
-            counts = [[two if p == q else two - step * (p + q) for q in range(n)] for p in range(n)]
-            theirs = [counts[p][me] for p in range(n)]
-            sent = FakeBuffer(comm, np.arange(sum(counts[me])) + me)
-            got = FakeBuffer(comm, sum(theirs))
-            kept += sent, got
-            comm.all_to_all_v(sent.array, counts[me], got.array, theirs)
-            comm.synchronize()
-            starts = [sum(counts[p][:me]) for p in range(n)]
-            got.check(
-                np.concatenate([np.arange(starts[p], starts[p] + theirs[p]) + p for p in range(n)])
-            )
-
-    assert in_threads(comms, work) == []
-    assert new
-
-
 @pytest.mark.parametrize("comms", [3], indirect=True)
 def test_fewer_blocks_than_messages_are_asked_for(comms, blocks):
     """Each of five messages has one all the same: the peers wait for them."""
@@ -268,7 +248,7 @@ def test_fewer_blocks_than_messages_are_asked_for(comms, blocks):
 
 @pytest.mark.parametrize("comms", [2], indirect=True)
 def test_parameters_of_the_last_kinds_are_kept(comms, new, monkeypatch):
-    """Messages of one slice, of two and large ones, both ways: nine kinds, by turns."""
+    """Every second one is of one kind, the others of eight: of one slice, two, and large ones."""
     packed, honest = list[int](), MessageLaunches.alone
 
     def alone(self, halves, *how):
@@ -276,14 +256,15 @@ def test_parameters_of_the_last_kinds_are_kept(comms, new, monkeypatch):
         return honest(self, halves, *how)
 
     monkeypatch.setattr(MessageLaunches, "alone", alone)
-    monkeypatch.setattr("ringcoll.executors.cuda.recounted_messages._TEMPLATES", 9)
+    monkeypatch.setattr("ringcoll.executors.cuda.recounted_messages._TEMPLATES", 3)
     most = window_bytes(comms[0]._state.cuda.workspace) // 4
     kinds = [100, most - 100, most + 100]
 
     def work(comm) -> None:
         kept, other = list[FakeBuffer](), 1 - comm.rank
-        for step in range(30):
-            counts = kinds[step % 3] + step, kinds[step // 3 % 3] + step
+        for step in range(20):
+            ways = divmod(step // 2 % 8 + 1 if step % 2 else 0, 3)
+            counts = [kinds[way] + step for way in ways]
             sent = FakeBuffer(comm, np.full(counts[comm.rank], comm.rank))
             got = FakeBuffer(comm, counts[other])
             kept += sent, got
@@ -292,7 +273,7 @@ def test_parameters_of_the_last_kinds_are_kept(comms, new, monkeypatch):
             got.check(np.full(counts[other], other))
 
     assert in_threads(comms, work) == []
-    assert len(packed) == 2 * (1 + 9)  # the first is kept
+    assert len(packed) == 2 * (1 + 1 + 10)  # the first is kept
 
 
 def test_messages_are_kept_when_their_counts_come_again(comms, new):
