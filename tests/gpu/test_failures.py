@@ -27,12 +27,13 @@ TIMEOUT = 2.0
 
 
 def ranks(devices, timeout: float = TIMEOUT) -> list:
-    """Ranks on these devices, whose calls have so many seconds; a loaded machine takes more to
-    make them."""
-    comms = ringcoll.init_all(devices, device="cuda", timeout=30)
-    for comm in comms:
-        comm._state.fabric.timeout = timeout
-    return comms
+    """Ranks on these devices, whose contexts are there: a loaded machine takes seconds for one."""
+    import cupy
+
+    for device in devices:
+        with cupy.cuda.Device(device):
+            cupy.cuda.runtime.deviceSynchronize()
+    return ringcoll.init_all(devices, device="cuda", timeout=timeout)
 
 
 @pytest.fixture(params=[[0, 0], pytest.param([0, 1], marks=pytest.mark.multi_gpu)], ids=str)
