@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,12 @@ TIMEOUT = 2.0
 
 
 def ranks(devices, timeout: float = TIMEOUT) -> list:
-    """Ranks on these devices, whose contexts are there: a loaded machine takes seconds for one."""
-    import cupy
-
-    for device in devices:
-        with cupy.cuda.Device(device):
-            cupy.cuda.runtime.deviceSynchronize()
-    return ringcoll.init_all(devices, device="cuda", timeout=timeout)
+    """Ranks on these devices whose calls have so long; to make them takes a loaded machine more."""
+    comms: list[Any] = ringcoll.init_all(devices, device="cuda", timeout=30)
+    for comm in comms:
+        state = comm._state
+        state.config, state.fabric.timeout = replace(state.config, timeout=timeout), timeout
+    return comms
 
 
 @pytest.fixture(params=[[0, 0], pytest.param([0, 1], marks=pytest.mark.multi_gpu)], ids=str)
