@@ -137,7 +137,7 @@ class Device:
 
     @staticmethod
     def takes(*tensors: Any) -> bool:
-        """Whether dense tensors may be such arguments themselves, in a third of the time."""
+        """Whether dense tensors may be such arguments themselves, which saves describing them."""
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.dtype not in ROWS or not tensor.numel():
                 return False

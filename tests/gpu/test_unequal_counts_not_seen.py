@@ -172,6 +172,18 @@ def test_counts_about_kept_ones_are_not_chosen_again(ranks, monkeypatch, name, a
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_what_is_known_of_calls_with_counts_is_bounded(ranks, monkeypatch):
+    comm = ranks[0][0]
+    monkeypatch.setattr("ringcoll.communicator.cuda.engine.CACHED_CALLS", 3)
+    for blocks in range(1, 12):
+        for count in (8, 9, 10):
+            narrow = from_pointer(1 << 32, count, "int32", 0)
+            wide = from_pointer(1 << 33, 2 * count, "int32", 0)
+            comm.all_gather_v(narrow, wide, [count, count], max_sms=blocks)
+        assert 0 < len(comm._engine._counted) <= 3
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_no_counts_are_like_none(ranks, monkeypatch):
     """Of one byte, counts of 0 have the shape of others."""
     comm = ranks[0][0]

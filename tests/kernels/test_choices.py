@@ -55,7 +55,7 @@ def test_every_call_has_a_kernel(nranks, nvlink, name):
 
 @pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED], ids=["plain", "mapped"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "barrier"])
-def test_the_fewest_slices_that_fit_are_found_in_two_attempts(monkeypatch, name, mapped):
+def test_hardly_more_slices_than_must_be_are_found_in_two_attempts(monkeypatch, name, mapped):
     """A first call of 64 MiB took twice as long on the host when each power of two was tried."""
     tried = []
 

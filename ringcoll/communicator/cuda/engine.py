@@ -14,7 +14,6 @@ from ringcoll.arguments.buffers import refuse_in_place
 from ringcoll.arguments.calls import Call
 from ringcoll.arguments.counts import Site
 from ringcoll.arguments.vector import counted_again
-from ringcoll.bounded import evict
 from ringcoll.communicator.call_cache import (
     CACHED_CALLS,
     can_change,
@@ -189,7 +188,8 @@ class CudaEngine(MessageEngine):
             found = self.calls.find_counted(key, shape, call, *extents, patience)
             if found is not None:
                 return found
-            evict(self._counted, CACHED_CALLS)
+            if len(self._counted) >= CACHED_CALLS:
+                self._counted.clear()  # at once: threads look calls up meanwhile
             self._counted[name, given] = call.dtype
         config = resolve(self._state.config, how.pop("config", None), how, where)
         return self.calls.add(key, call, config, *extents, shape, patience)
