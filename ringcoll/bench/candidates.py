@@ -113,7 +113,7 @@ class Candidates:
                 if least <= nbytes <= most
                 for name in alone
             ]
-            nranks, scratch = self._state.fabric.nranks, self._state.cuda.copy_scratch
+            nranks, scratch = self._state.fabric.nranks, self._state.cuda.large_scratch
             if scratch is not None and may_copy(self.call, nranks) and not self._mapped_all:
                 options += [{"algorithm": name, "engine": "copy"} for name in names]
         return [*self._found([{}], usual=True), *self._found(options)]

@@ -33,7 +33,7 @@ from ringcoll.communicator.setup.tuning import machine_of, own_path
 from ringcoll.config import from_environment
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError
-from ringcoll.tuner.measured import AGREED_BYTES
+from ringcoll.tuner.measured import AGREED_BYTES, STAGED_CALLS
 from ringcoll.tuner.table import Entry, Machine
 
 if TYPE_CHECKING:
@@ -252,7 +252,10 @@ class _Tuner(Session):
 
     def _ready(self, entrant: Entrant, candidate: Candidate) -> None:
         """Call until the call's own kernel is loaded and all ranks have mapped their SCRATCH."""
-        self._warm(entrant, _COPY_CALLS if candidate.choice.engine == "copy" else 1)
+        calls = _COPY_CALLS if candidate.choice.engine == "copy" else 1
+        if candidate.choice.large_scratch:
+            calls = _COPY_CALLS + STAGED_CALLS
+        self._warm(entrant, calls)
         end = time.monotonic() + _LOADING
         while any(row[0] for row in gather_numbers(self.control, [self._loading(end)])):
             time.sleep(0.05)

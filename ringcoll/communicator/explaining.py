@@ -21,7 +21,7 @@ from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 from ringcoll.tuner.choice import Choice, Limits, limits_of
 from ringcoll.tuner.cpu import waits_for_hellos
-from ringcoll.tuner.measured import NETWORK
+from ringcoll.tuner.measured import NETWORK, STAGED_CALLS
 from ringcoll.tuner.predicted import predicted
 from ringcoll.tuner.proof import prove_algorithm
 
@@ -210,6 +210,11 @@ def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[s
                 f"automatically: {_name(other)}, S = {other.launch.slices}, {other.grid.blocks} of "
                 f"the blocks; {_reached(other)} without a copy"
             )
+    if found.large_scratch:
+        yield (
+            f"SCRATCH is that of large calls, which ranks allocate after {STAGED_CALLS} that were "
+            f"staged; until then there are more slices"
+        )
     if found.plan.collective.name == "barrier":
         return
     yield from found.why

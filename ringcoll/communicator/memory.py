@@ -119,10 +119,11 @@ class Memory(Calling):
         Returns:
             Bytes by purpose: "workspace" for signals and staged data, of which pages of CPU ranks
             that no call has used take no memory; "symmetric" for arrays of ``empty``. On GPU ranks
-            device memory, with "copy engines" for SCRATCH that a large call with engine="copy" has
-            taken, and "mapped" for peers' memory that is registered automatically, which takes
-            none here. On several nodes "slices" is device memory of large calls, and "host" this
-            rank's host memory for messages. :meth:`trim` gives back what large calls have added.
+            device memory, with "large calls" for SCRATCH that those have taken, by copy engines or
+            staged by kernels, and "mapped" for peers' memory that is registered automatically,
+            which takes none here. On several nodes "slices" is device memory of large calls, and
+            "host" this rank's host memory for messages. :meth:`trim` gives back what large calls
+            have added.
 
         Raises:
             ClosedError: the communicator is closed.

@@ -104,13 +104,19 @@ def fitted(
     fits: Fits,
     engine: str,
     why: tuple[str, ...] = (),
+    *,
+    large: bool = False,
 ) -> Choice:
-    """The choice without a grid: in the slices of ``launch``, or in more until they fit SCRATCH."""
+    """The choice without a grid: in the slices of ``launch``, or in more until they fit SCRATCH.
+
+    ``large``: kernels have the SCRATCH of large calls.
+    """
     plan, where = candidate.plan, f"{call.collective} on rank {call.rank}"
     named = engine, candidate.algorithm, candidate.channels
     while True:
         program, layout = encode(plan, launch), candidate.layout(call, launch.slices, engine)
-        found = Choice(plan, program, launch, layout, Grid(), *named, None, why)
+        takes = large and program.scratch > 0
+        found = Choice(plan, program, launch, layout, Grid(), *named, None, takes, why)
         need, room = fits.scratch(call, found)
         if need <= room:
             return found

@@ -50,6 +50,7 @@ class GpuRanks:
     sync_threads: int  # of a block of LL or LL128: the others
     known: Machine | None = None  # the machine's links and rings; None: all pairs are alike
     table: Table | None = None  # what `ringcoll tune` has measured
+    large_scratch: bool = False  # whether large calls have SCRATCH of their own after some time
 
     def most(self, limits: Limits) -> int:
         """CUDA blocks that a call may have on a rank."""
@@ -73,7 +74,7 @@ class Limits:
     mapped: frozenset[Buffer] = frozenset()  # the buffers that all peers reach
     in_place: bool | None = None  # None: as the call is
     hellos_decide: bool = False  # the launch carries two programs; the hellos select one
-    large_scratch: bool = False  # copy engines have some: see LARGE_BYTES
+    large_scratch: str | None = None  # what has some, "sm" or "copy": see LARGE_BYTES
 
     @property
     def proves(self) -> bool:
@@ -150,12 +151,14 @@ class Choice:
     algorithm: str = ""  # "" is a user's
     channels: Channels | None = None  # the rings that the plan goes along
     direct: Choice | None = None  # runs if the hellos name all buffers that decide
+    large_scratch: bool = False  # whether it has that of large calls
     why: tuple[str, ...] = field(default=(), compare=False)  # lines of text
 
     def on(self, grid: Grid | None = None, layout: Layout | None = None) -> Choice:
         """The same with another grid or layout, far faster than by ``dataclasses.replace``."""
         parts = self.plan, self.program, self.launch, layout or self.layout, grid or self.grid
-        return Choice(*parts, self.engine, self.algorithm, self.channels, self.direct, self.why)
+        how = self.engine, self.algorithm, self.channels, self.direct, self.large_scratch
+        return Choice(*parts, *how, self.why)
 
     @property
     def variants(self) -> tuple[Choice, ...]:
@@ -163,9 +166,17 @@ class Choice:
         return (self,) if self.direct is None else (self, self.direct)
 
     @property
+    def takes_large(self) -> bool:
+        """Whether any of them has the SCRATCH of large calls, or may: copy engines."""
+        return any(found.large_scratch or found.engine == "copy" for found in self.variants)
+
+    @property
     def reads_hellos(self) -> bool:
-        """Whether GPU ranks read all hellos before they move anything."""
-        return bool(self.launch.mapped) or self.direct is not None
+        """Whether GPU ranks read all hellos before they move anything.
+
+        The SCRATCH of large calls is nobody's any more when all have entered.
+        """
+        return bool(self.launch.mapped) or self.direct is not None or self.large_scratch
 
     @property
     def total(self) -> bool:

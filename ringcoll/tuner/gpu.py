@@ -19,7 +19,6 @@ from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     CHAIN_BYTES,
-    CHAIN_RANKS,
     DIRECT_BYTES,
     FEW_BLOCKS,
     FEW_LL128_BYTES,
@@ -31,23 +30,19 @@ from ringcoll.tuner.measured import (
 )
 from ringcoll.tuner.predicted import faster_along_rings
 from ringcoll.tuner.simple import (
+    alike,
     choose_copies,
     choose_simple,
     default_algorithm,
     in_place,
+    may_chain,
     slices_of,
 )
 
 
-def alike(machine: GpuRanks) -> bool:
-    """Whether one ring is as good as any, so that nothing is predicted for a call."""
-    known = machine.known
-    return known is None or (known.all_pairs and known.channels is None)
-
-
 def choose_gpu(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
     """The choice, along as many of the machine's rings as blocks and a launch carry."""
-    if limits.large_scratch and limits.engine is None:
+    if limits.large_scratch == "copy" and limits.engine is None:
         # Whatever peers map: hosts know no address of theirs but SCRATCH.
         limits = replace(limits, mapped=frozenset(), hellos_decide=False)
         return choose_copies(call, machine, limits, fits)
@@ -151,20 +146,10 @@ def _ll_algorithm(call: Call, machine: GpuRanks, limits: Limits, protocol: str) 
         extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)
         return "one_shot_push" if extra <= HOP_BYTES.value else "all_pairs"
     if n > 2 and call.nbytes > DIRECT_BYTES[protocol].of(name):
-        if call.nbytes > CHAIN_BYTES.of(name) and _may_chain(call, machine, limits):
+        if call.nbytes > CHAIN_BYTES.of(name) and may_chain(call, machine, limits):
             return "chain"
         return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"
-
-
-def _may_chain(call: Call, machine: GpuRanks, limits: Limits) -> bool:
-    """Whether a chain was timed for such ranks, and carries no more bytes than the elements have.
-
-    It sums in the order of its hops.
-    """
-    timed = machine.nranks <= CHAIN_RANKS and machine.most(limits) > FEW_BLOCKS.value
-    narrow = call.dtype.partial.itemsize == call.dtype.itemsize
-    return timed and narrow and alike(machine) and not limits.deterministic
 
 
 def _choose_ll(

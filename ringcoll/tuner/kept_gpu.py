@@ -11,9 +11,9 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Layout
 from ringcoll.tuner import choose
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Limits
-from ringcoll.tuner.gpu import alike, protocol_of
+from ringcoll.tuner.gpu import protocol_of
 from ringcoll.tuner.predicted import power
-from ringcoll.tuner.simple import combined, simple_grid
+from ringcoll.tuner.simple import alike, combined, simple_grid
 from ringcoll.tuner.simple import slices_of as slices_on_gpus
 
 

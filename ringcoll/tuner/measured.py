@@ -6,41 +6,11 @@ source without one stand in the entry alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ringcoll.model.links import Links, Wire
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Source:
-    """Where and when figures were measured; ``record`` is "" where none is kept."""
-
-    machine: str
-    date: str
-    record: str = ""
-
-    def __str__(self) -> str:
-        kept = f", {self.record}" if self.record else ""
-        return f"{self.machine}, {self.date}{kept}"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Measured(Generic[T]):
-    """A figure: ``of`` a collective that ``by`` names, else ``value``."""
-
-    value: T
-    source: Source
-    figures: str
-    by: Mapping[str, T] = field(default_factory=dict)
-
-    def of(self, collective: str) -> T:
-        """The figure of a collective."""
-        return self.by.get(collective, self.value)
-
+from ringcoll.tuner.measurement import BySize, Measured, Source
 
 ANY_BYTES = 1 << 62
 """A threshold that no call exceeds."""
@@ -55,6 +25,7 @@ PUSHES = Source(
 )
 CHAINS = Source("4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_reduce_4.json")
 BESIDE = Source("2 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_beside_2.json")
+LARGE = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-30", "gpu_large_scratch.json")
 ASKED = Source("2 NVIDIA H200 over NVSwitch", "2026-11-29", "gpu_asked_copies_2.json")
 FEW = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-28", "gpu_few_blocks.json")
 XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
@@ -91,18 +62,6 @@ LL_ALONE_BYTES = Measured(
     {"all_reduce": 1 << 20},
 )
 """Bytes up to which LL is chosen where LL128 is not legal."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BySize:
-    """When size chooses a protocol: in calls of ``up_to`` bytes that none before it takes.
-
-    ``samples``: sizes of calls that it takes of any collective, one for each kernel that size
-    decides; kernels are compiled ahead for these, for the last one behind any call of its kind.
-    """
-
-    up_to: Measured[int]
-    samples: tuple[int, ...]
 
 
 PROTOCOL_SIZES = {
@@ -310,22 +269,63 @@ COPIED_BYTES = Measured(
     "all_reduce of 16 MiB 67, of 25 MiB 94",
     {"all_gather": 24 << 20, "reduce_scatter": 24 << 20, "all_to_all": 24 << 20},
 )
-"""Bytes of the larger buffer from which calls with engine="copy" are given a large SCRATCH."""
+"""Bytes of the larger buffer from which calls with engine="copy" are given a large SCRATCH. Without
+being asked copy engines run no call: staged by them 512 MiB took as long as by kernels from where
+they lie (gpu_pushes.json), and of eight communicators with calls in opposite orders copies of one
+filled the queues that others waited in, until the deadline."""
 
-LARGE_RANKS = 2
-"""Ranks for which LARGE_BYTES holds; others stay with kernels."""
-
-LARGE_BYTES: Measured[int] = Measured(
-    ANY_BYTES,
-    PUSHES,
-    "buffers of 512 MiB by copy engines, staged, and by kernels from where they lie, in µs: "
-    "all_reduce 1498 and 1497, reduce 1443 and 1454, broadcast 1526 and 1456; of eight "
-    "communicators with calls in opposite orders copies of one filled the queues that others "
-    "waited in, until the deadline",
-    {},
+LARGE_BYTES = Measured(
+    64 << 20,
+    LARGE,
+    "staged with the SCRATCH of a workspace and with 256 MiB, in µs: 4 GPUs 64 MiB all_reduce 429 "
+    "and 354, all_gather 244 and 211, 512 MiB 2989 and 2458 (NCCL 2315), 1703 and 1267 (1273); 2 "
+    "GPUs 64 MiB all_reduce 246 and 207, 512 MiB 1798 and 1500 (1692)",
 )
-"""Bytes of the larger buffer from which copy engines run a call without being asked for, once all
-ranks have mapped a large SCRATCH: none."""
+"""Bytes of the larger buffer from which kernels have the SCRATCH of large calls, once all ranks
+have mapped it. Smaller calls were not compared."""
+
+STAGED_CALLS = 8
+"""Large calls that a rank stages by kernels before one allocates memory for them. Peers map an
+array by its fourth use, so with one or two that come again nothing is allocated."""
+
+LARGE_SLICES: Measured[tuple[int, int, int] | None] = Measured(
+    None,
+    LARGE,
+    "4 GPUs, staged in 128 MiB, in 8, 16 and 32 slices, in µs: all_reduce 64 MiB 350, 407 and 465, "
+    "512 MiB 2594, 2603 and 2486; all_gather 64 MiB in 8 and 16 212 and 246, 512 MiB 1380 and "
+    "1312; in 256 MiB broadcast by chain 512 MiB in 16 and 32 1701 and 1592",
+    {
+        **dict.fromkeys(("all_reduce", "reduce", "broadcast"), (16 << 20, 8, 32)),
+        **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), (16 << 20, 8, 16)),
+    },
+)
+"""Bytes of a slice, the fewest and the most slices of such calls that use SCRATCH."""
+
+LARGE_ALGORITHMS = Measured(
+    SIMPLE_ALGORITHMS.value,
+    LARGE,
+    "4 GPUs, staged, in µs: broadcast by tree and by chain 64 MiB 276 and 273, 512 MiB 1763 (2294 "
+    "in another process) and, in 32 slices, 1592; reduce by scatter_gather_push and by "
+    "scatter_gather 64 MiB 305 and 275, 512 MiB 2211 and 1733",
+    {"broadcast": ("chain", "chain"), "reduce": ("scatter_gather", "scatter_gather")},
+)
+"""Algorithms of such calls on plain buffers, of 3 and 4 ranks that are joined alike; reduce sums in
+the order that it has without."""
+
+LARGE_CHAIN_BYTES = Measured(
+    ANY_BYTES,
+    LARGE,
+    "4 GPUs, reduce of float32 by scatter_gather and by chain, of mapped and of plain buffers, in "
+    "µs: 128 MiB 473 and 484, 474 and 489; 256 MiB 932 and 857, 935 and 854; 512 MiB 1846 and "
+    "1594, 1845 and 1593 (NCCL 1501), by chain with the SCRATCH of a workspace 1919",
+    {"reduce": 256 << 20},
+)
+"""Bytes from which a chain reduces where :func:`~ringcoll.tuner.simple.may_chain` allows it."""
+
+LARGE_CHAINS = Measured(
+    SIMPLE_ALGORITHMS.value, LARGE, LARGE_CHAIN_BYTES.figures, {"reduce": ("chain", "chain")}
+)
+"""The algorithm of such a reduce."""
 
 MESSAGE_COPY_BYTES: Measured[int] = Measured(
     ANY_BYTES, ASSUMED, "messages by copy engines have not been timed"
@@ -342,9 +342,8 @@ ASKED_MESSAGE_BYTES = Measured(
 )
 """The same with engine="copy" at both ends."""
 
-LEAST_LARGE = min((LARGE_BYTES.value, *LARGE_BYTES.by.values()))
 LEAST_COPIED = min((COPIED_BYTES.value, *COPIED_BYTES.by.values()))
-"""Bytes from which any collective may be large: unasked, and by the option or a table."""
+"""Bytes from which any collective may be large by the option or a table."""
 
 COPY_SLICE_BYTES = Measured(
     32 << 20,

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from ringcoll.algorithms import Algorithm
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.encode import BlockProgram, Program
+from ringcoll.encode import BlockProgram, Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
+    ANY_BYTES,
     BESIDE_BLOCKS,
     BLOCK_BYTES,
     CALL_BLOCKS,
+    CHAIN_RANKS,
     COPIED_BYTES,
     COPY_ALGORITHMS,
     COPY_SLICE_BYTES,
@@ -29,10 +31,12 @@ from ringcoll.tuner.measured import (
     FEW_BLOCKS,
     FUSED_BLOCKS,
     FUSED_BYTES,
+    LARGE_ALGORITHMS,
     LARGE_BYTES,
-    LARGE_RANKS,
+    LARGE_CHAIN_BYTES,
+    LARGE_CHAINS,
+    LARGE_SLICES,
     LEAST_COPIED,
-    LEAST_LARGE,
     LL128_BYTES,
     PAIR_ALGORITHMS,
     PAIR_SLICES,
@@ -43,8 +47,8 @@ from ringcoll.tuner.measured import (
     REPLICAS,
     ROOT_ALGORITHMS,
     SIMPLE_ALGORITHMS,
-    Measured,
 )
+from ringcoll.tuner.measurement import Measured
 
 
 def in_place(call: Call) -> bool:
@@ -56,6 +60,22 @@ def in_place(call: Call) -> bool:
     """
     kind = COLLECTIVES[call.collective]
     return kind.reduces if kind.uneven != "none" else call.in_place
+
+
+def alike(machine: GpuRanks) -> bool:
+    """Whether one ring is as good as any, so that nothing is predicted for a call."""
+    known = machine.known
+    return known is None or (known.all_pairs and known.channels is None)
+
+
+def may_chain(call: Call, machine: GpuRanks, limits: Limits) -> bool:
+    """Whether a chain was timed for such ranks, and carries no more bytes than the elements have.
+
+    It sums in the order of its hops.
+    """
+    timed = machine.nranks <= CHAIN_RANKS and machine.most(limits) > FEW_BLOCKS.value
+    narrow = call.dtype.partial.itemsize == call.dtype.itemsize
+    return timed and narrow and alike(machine) and not limits.deterministic
 
 
 def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
@@ -123,25 +143,49 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
 
 
 def least_large(machine: GpuRanks, engine: str | None) -> int:
-    """Bytes from which :func:`is_large` may hold for a call with this option."""
+    """Bytes from which :func:`large_engine` may name one for a call with this option."""
+    if not machine.large_scratch:
+        return ANY_BYTES
     if engine == "copy":
         return LEAST_COPIED
-    return LEAST_LARGE if machine.table is None else min(LEAST_COPIED, LEAST_LARGE)
+    return LARGE_BYTES.value if machine.table is None else min(LEAST_COPIED, LARGE_BYTES.value)
 
 
-def is_large(call: Call, machine: GpuRanks, limits: Limits) -> bool:
-    """Whether copy engines with a large SCRATCH run a call; the same on all ranks."""
+def sizes_like(call: Call, machine: GpuRanks, engine: str | None, *, large: bool) -> range:
+    """In bytes, calls like one that kernels run that are large, or are not, with this option."""
+    if large:
+        return range(LARGE_BYTES.value, ANY_BYTES)
+    return range(ANY_BYTES if call.counts else least_large(machine, engine))
+
+
+def large_engine(call: Call, machine: GpuRanks, limits: Limits) -> str | None:
+    """What runs a call with the SCRATCH of large calls, once all ranks have mapped that.
+
+    Copy engines ("copy") or kernels ("sm"); None: the call is not large. The same on all ranks,
+    whatever memory they pass.
+    """
+    if call.nbytes < least_large(machine, limits.engine):
+        return None
     if limits.engine == "copy":
-        return call.nbytes >= COPIED_BYTES.of(call.collective)
+        return "copy" if call.nbytes >= COPIED_BYTES.of(call.collective) else None
     if machine.table is not None:
-        copies = machine.table.copies(call, limits)
-        if copies is not None:
-            return copies and may_copy(call, machine.nranks)
-    named = limits.algorithm, limits.protocol, limits.slices, limits.channels
-    if any(named) or limits.engine == "sm" or limits.proves or machine.nranks != LARGE_RANKS:
-        return False
-    scales = call.op is not None and call.op.scales
-    return call.nbytes >= LARGE_BYTES.of(call.collective) and not (scales or call.counts)
+        if machine.table.copies(call, limits) and may_copy(call, machine.nranks):
+            return "copy"
+        if machine.table.in_band(call, limits):
+            return None
+    timed = call.collective in LARGE_SLICES.by and not call.counts
+    large = call.nbytes >= LARGE_BYTES.value and limits.protocol in (None, "Simple")
+    return "sm" if timed and large else None
+
+
+def needs_scratch(call: Call, machine: GpuRanks, limits: Limits) -> bool:
+    """Whether a large call by kernels uses SCRATCH on buffers that all peers reach as well.
+
+    Others may too, but need no more of it than a workspace has.
+    """
+    named = limits.algorithm or limits.channels
+    algorithm = named or default_algorithm(call, machine, limits)
+    return call.collective == "reduce" and algorithm == "chain"
 
 
 def may_copy(call: Call, nranks: int) -> bool:
@@ -198,7 +242,7 @@ def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple
     if few and limits.mapped and call.collective in FEW_ALGORITHMS.by:
         return FEW_ALGORITHMS
     if machine.nranks != 2:
-        return SIMPLE_ALGORITHMS
+        return _algorithms_of_more(call, machine, limits)
     if call.nbytes >= PUSHED_BYTES.value and call.collective in PUSH_ALGORITHMS.by:
         # In place OUTPUT has no room for contributions; of fewer blocks, half would be too few.
         room = Buffer.OUTPUT in limits.mapped and not in_place(call)
@@ -208,8 +252,27 @@ def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple
     return PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
 
 
+def _algorithms_of_more(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple[str, str]]:
+    """The same of more than two ranks.
+
+    From which call on ranks have the SCRATCH of large calls depends on time, so it may choose none
+    that sums in another order.
+    """
+    name = call.collective
+    # A chain has an order of its own, so it is chosen whatever memory is given.
+    long = machine.large_scratch and call.nbytes >= LARGE_CHAIN_BYTES.of(name)
+    if long and may_chain(call, machine, limits):
+        return LARGE_CHAINS
+    large = limits.large_scratch == "sm" and name in LARGE_ALGORITHMS.by
+    timed = machine.nranks <= CHAIN_RANKS and alike(machine)
+    return LARGE_ALGORITHMS if large and timed else SIMPLE_ALGORITHMS
+
+
 def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:
-    """Slices of a pipelined algorithm; in the others all ranks move data at once."""
+    """Slices of a pipelined algorithm; in the others all ranks move data at once.
+
+    They hold where nothing goes through SCRATCH, or through that of a workspace.
+    """
     pair = PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
     if nranks == 2 and algorithm in pair.of(call.collective):
         slices = PAIR_SLICES.of(call.collective)
@@ -234,10 +297,14 @@ def _launched(
 ) -> Choice:
     """The choice without a grid; algorithm and slices of the options go first."""
     candidate = candidate_of(call, machine, limits, default)
-    slices = limits.slices or slices
     slots = PAIR_SLOTS.value if machine.nranks == 2 else WINDOW
-    launch = Launch("Simple", slices, slots, limits.mapped, in_place(call))
-    return fitted(call, candidate, launch, fits, engine, why)
+    launch = Launch("Simple", limits.slices or slices, slots, limits.mapped, in_place(call))
+    large, timed = limits.large_scratch == "sm", LARGE_SLICES.of(call.collective)
+    if large and timed and limits.slices is None and encode(candidate.plan, launch).scratch:
+        nbytes, least, most = timed
+        least = least if machine.nranks <= CHAIN_RANKS else most  # more have not been timed
+        launch = replace(launch, slices=max(least, min(most, call.nbytes // nbytes)))
+    return fitted(call, candidate, launch, fits, engine, why, large=large)
 
 
 def _lanes(found: Choice, machine: GpuRanks) -> int:

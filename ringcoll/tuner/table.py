@@ -19,6 +19,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import ALL_MAPPED, IN_BAND, PROTOCOLS
 from ringcoll.tuner.choice import Limits
+from ringcoll.tuner.measured import LARGE_BYTES
 from ringcoll.tuner.predicted import power
 from ringcoll.units import format_bytes, format_seconds
 
@@ -114,7 +115,7 @@ class Table:
         """The entry for a call; None where its options, or counts for each rank, decide."""
         if call.counts or not is_free(limits):
             return None
-        mapped = bool(limits.mapped) and not limits.large_scratch
+        mapped = bool(limits.mapped) and limits.large_scratch != "copy"
         found = self.entry(call.collective, call.nbytes, mapped=mapped)
         # It was timed out of place, where OUTPUT has room for contributions.
         if found is not None and call.in_place and found.timed[0].algorithm == "all_pairs_output":
@@ -127,12 +128,18 @@ class Table:
         They run it on any memory, so they must not be slower than kernels on mapped memory, as
         symmetric arrays are, and arrays that are used again become.
         """
-        free = replace(limits, large_scratch=False)
+        free = replace(limits, large_scratch=None)
         plain = self.entry_of(call, replace(free, mapped=frozenset()))
         if plain is None:
             return None
         best, direct = plain.timed[0], self.entry_of(call, replace(free, mapped=ALL_MAPPED))
         return best.engine == "copy" and (direct is None or best.seconds <= direct.timed[0].seconds)
+
+    def in_band(self, call: Call, limits: Limits) -> bool:
+        """Whether LL or LL128 runs a call of any memory."""
+        free = replace(limits, large_scratch=None)
+        entries = (self.entry_of(call, replace(free, mapped=m)) for m in (frozenset(), ALL_MAPPED))
+        return any(found is not None and found.timed[0].protocol in IN_BAND for found in entries)
 
     def decides(self, call: Call, limits: Limits) -> bool:
         """Whether a program of a call has an entry."""
@@ -148,9 +155,9 @@ class Table:
         if entry is None:
             return None
         best = entry.timed[0]
-        if (best.engine == "copy") != limits.large_scratch:
+        if (best.engine == "copy") != (limits.large_scratch == "copy"):
             return None  # not before all ranks have a large SCRATCH
-        chosen = replace(limits, slices=_slices(entry, call))
+        chosen = replace(limits, slices=_slices(entry, call, limits))
         if best.engine == "host":
             return replace(chosen, algorithm=best.algorithm)
         if limits.hellos_decide and best.engine == "sm" and best.protocol == "Simple":
@@ -164,9 +171,8 @@ class Table:
         entry = self.entry_of(call, free)
         if entry is None or (best := entry.timed[0]).protocol != "Simple" or best.engine == "copy":
             return limits
-        return replace(
-            limits, algorithm=best.algorithm, slices=_slices(entry, call), blocks=best.blocks
-        )
+        slices = _slices(entry, call, limits)
+        return replace(limits, algorithm=best.algorithm, slices=slices, blocks=best.blocks)
 
     def besides(self, machine: Machine, measured: Sequence[Entry]) -> list[Entry]:
         """The entries for cases of the machine that have not been measured again."""
@@ -185,8 +191,13 @@ class Table:
         return (title, *(f"  {timed}" for timed in entry.timed))
 
 
-def _slices(entry: Entry, call: Call) -> int:
-    """The slices of the fastest, as large as those that were measured."""
+def _slices(entry: Entry, call: Call, limits: Limits) -> int | None:
+    """The slices of the fastest, as large as those that were measured; None: as without a table.
+
+    Smaller calls have another SCRATCH than large ones.
+    """
+    if limits.large_scratch == "sm" and entry.nbytes < LARGE_BYTES.value:
+        return None
     slices = entry.timed[0].slices * power(call.nbytes) // entry.nbytes
     return max(1, min(_MOST_SLICES, slices)) if entry.timed[0].slices > 1 else 1
 

@@ -252,7 +252,7 @@ def named(collective: str, nbytes: int, *, symmetric=True, **section) -> str:
     state.config = Config()
     machine, fits = gpu_ranks(Workspace(4), 32, nvlink=True), KernelFits(Workspace(4))
     vars(state)["cuda"] = SimpleNamespace(
-        machine=machine, fits=fits, auto_register=None, copy_scratch=None
+        machine=machine, fits=fits, auto_register=None, large_scratch=None
     )
     comm: Any = SimpleNamespace(rank=0, nranks=4, device="cuda:0", _state=state)
     op = "sum" if "reduce" in collective else None

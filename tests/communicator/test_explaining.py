@@ -39,7 +39,7 @@ def explain(collective, nbytes, *, alone=True, topology=NOWHERE, **options):
         cuda=types.SimpleNamespace(
             machine=replace(MACHINE, known=topology.machine),
             fits=KernelFits(Workspace(RANKS)),
-            copy_scratch=None,
+            large_scratch=None,
             alone=alone,
             auto_register=None,
         ),

@@ -26,6 +26,7 @@ from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.tuner import measured
+from ringcoll.tuner.measurement import Measured
 from ringcoll.tuner.table import parse
 from tests.communicator.known import known
 from tests.communicator.test_tuning_table import content, timed
@@ -119,7 +120,7 @@ def gpu_state(nranks: int, config: Config, topology: Topology) -> Any:
     state.fabric = types.SimpleNamespace(nranks=nranks, rank=0, nodes=())  # type: ignore[assignment]
     fits = KernelFits(workspace)
     state.cuda = types.SimpleNamespace(  # type: ignore[assignment]
-        machine=machine, fits=fits, alone=True, auto_register=None, copy_scratch=None
+        machine=machine, fits=fits, alone=True, auto_register=None, large_scratch=None
     )
     return state
 
@@ -185,11 +186,11 @@ def test_gpu_ranks_choose_what_explain_and_the_bench_say(name, nranks, machine):
 # -- the table -----------------------------------------------------------------------------------
 
 
-def entries() -> dict[str, measured.Measured[Any]]:
+def entries() -> dict[str, Measured[Any]]:
     found = {}
     for name, value in vars(measured).items():
         for key, entry in value.items() if isinstance(value, dict) else (("", value),):
-            if isinstance(entry, measured.Measured):
+            if isinstance(entry, Measured):
                 found[f"{name} {key}".strip()] = entry
     return found
 

@@ -182,8 +182,8 @@ class Launch:
             raise AssertionError(f"{kernel.args_bytes()} bytes, {len(packed)} packed")
         self.gpus.ran.append(self.text)
         self.gpus.launches.append((self.gpus.getDevice(), self.ranks, self.blocks))
-        threads = WARPS * kernel.lanes()
-        self.gpus.give(stream, lambda: kernel.launch(held, self.blocks, self.ranks, threads, 1))
+        grid = self.blocks, self.ranks, WARPS * kernel.lanes()  # another launch may change it
+        self.gpus.give(stream, lambda: kernel.launch(held, *grid, 1))
 
 
 class FakeDevice:

@@ -1,6 +1,7 @@
-"""Large calls that check themselves; as a program one rank on its own GPU: ``large.py FOLDER``.
+"""Large calls that check themselves; as a program one rank on its own GPU.
 
-The first ones run by kernels, those after all ranks have mapped SCRATCH by copy engines.
+``large.py FOLDER copy``: the first calls run by kernels, those after all ranks have mapped SCRATCH
+by copy engines. ``large.py FOLDER sm``: kernels stage plain memory, in short slices at first.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 import ringcoll
 from ringcoll.bench.gpu import captured
-from ringcoll.tuner.measured import COPIED_BYTES, LARGE_BYTES
+from ringcoll.tuner.measured import COPIED_BYTES, LARGE_BYTES, LARGE_CHAIN_BYTES
 from tests.gpu.ranks import on
 
 __all__ = ["checked"]
 
 NAMES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 ROUNDS, SOON = 7, 4
-"""Calls of a kind in a row; from the fourth on all run by copy engines, whoever came first."""
+"""Calls of a kind in a row; from the fourth on copy engines run all, whoever came first."""
 
 
 class Values:
@@ -72,7 +73,7 @@ def cases(comm: Any, name: str, nbytes: int, values: Values) -> tuple[Callable[.
 
 
 def checked(comm: Any, calls: Sequence[tuple[str, int]], **how: Any) -> list[list[bool]]:
-    """For each collective, of so many bytes, and call, whether copy engines ran it.
+    """For each collective, of so many bytes, and call, whether it had the SCRATCH of large calls.
 
     Every result is compared. ``how``: options.
     """
@@ -81,7 +82,7 @@ def checked(comm: Any, calls: Sequence[tuple[str, int]], **how: Any) -> list[lis
         for name, size in calls:
             values = Values(comm.xp, size // 4)
             call, (counts, wanted) = cases(comm, name, size, values)
-            by_copies = []
+            used = []
             for seed in range(ROUNDS):
                 # Fresh arrays: plain, symmetric (at one place on all ranks, as engine="copy" wants
                 # them), and a part of a larger one in turns.
@@ -97,7 +98,7 @@ def checked(comm: Any, calls: Sequence[tuple[str, int]], **how: Any) -> list[lis
                 small = comm.xp.full(100, comm.rank, "int32")
                 comm.all_reduce(small)
                 stream.synchronize()
-                by_copies.append(comm._state.cuda.async_errors.last is not None and in_use(comm))
+                used.append(comm._state.cuda.async_errors.last is not None and in_use(comm))
                 expected = wanted(seed)
                 assert expected is None or bool((recv == expected).all()), (name, seed)
                 assert (small == sum(range(comm.nranks))).all()
@@ -109,24 +110,27 @@ def checked(comm: Any, calls: Sequence[tuple[str, int]], **how: Any) -> list[lis
                 stream.synchronize()
                 expected = wanted(seed)
                 assert expected is None or bool((recv == expected).all()), (name, seed)
-            found.append(by_copies)
+            found.append(used)
     return found
 
 
 def in_use(comm: Any) -> bool:
-    """Whether large calls run by copy engines now."""
-    scratch = comm._state.cuda.copy_scratch
+    """Whether large calls have SCRATCH of their own now."""
+    scratch = comm._state.cuda.large_scratch
     return scratch is not None and bool(scratch.in_use)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, engine: str) -> None:
     """One rank: what :func:`checked` finds, in a file."""
-    with ringcoll.init(device="cuda", timeout=20) as comm:
-        found = checked(comm, [(name, COPIED_BYTES.value) for name in NAMES], engine="copy")
-        found += checked(comm, tuple(LARGE_BYTES.by.items()))
+    with ringcoll.init(device="cuda", timeout=20, register=engine == "copy") as comm:
+        if engine == "copy":
+            found = checked(comm, [(name, COPIED_BYTES.value) for name in NAMES], engine="copy")
+        else:
+            found = checked(comm, [(name, LARGE_BYTES.value) for name in NAMES])
+            found += checked(comm, list(LARGE_CHAIN_BYTES.by.items()))
     lines = "\n".join(" ".join(str(int(each)) for each in row) for row in found)
     (folder / str(comm.rank)).write_text(lines)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -14,7 +14,7 @@ from ringcoll.bench.gpu import captured
 from ringcoll.bootstrap import run_ranks
 from ringcoll.cuda.device import devices
 from ringcoll.errors import Error, LaunchRefused, MismatchError
-from ringcoll.tuner.measured import LARGE_RANKS
+from ringcoll.tuner.measured import STAGED_CALLS
 from tests.communicator.cases import ROOTED, SCANS, SHAPES, Case
 from tests.gpu.engines import Counted
 from tests.gpu.large import SOON
@@ -216,10 +216,24 @@ def test_buffers_that_lie_elsewhere_at_a_peer_are_refused():
 @pytest.mark.multi_gpu
 def test_large_calls_change_to_copy_engines_together(tmp_path):
     """Every result, eager and replayed, is compared by the ranks themselves."""
-    command = [sys.executable, str(PROGRAM.with_name("large.py")), str(tmp_path)]
-    assert run_ranks(command, LARGE_RANKS, env=environment()) == [0] * LARGE_RANKS
-    first, second = ((tmp_path / str(rank)).read_text() for rank in range(LARGE_RANKS))
+    command = [sys.executable, str(PROGRAM.with_name("large.py")), str(tmp_path), "copy"]
+    assert run_ranks(command, 2, env=environment()) == [0] * 2
+    first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
     assert first == second
     calls = "".join(first.split())
     assert calls[0] == "0", "nobody knows of its peers' memory at the first call"
     assert calls[SOON - 1 :] == "1" * (len(calls) - SOON + 1)
+
+
+@pytest.mark.multi_gpu
+def test_large_calls_by_kernels_change_their_slices_together(tmp_path):
+    """The same of calls that are staged: of as many ranks as there are GPUs, up to four."""
+    nranks = min(4, len(devices()))
+    command = [sys.executable, str(PROGRAM.with_name("large.py")), str(tmp_path), "sm"]
+    assert run_ranks(command, nranks, env=environment()) == [0] * nranks
+    first, *others = ((tmp_path / str(rank)).read_text() for rank in range(nranks))
+    assert others == [first] * (nranks - 1)
+    calls = "".join(first.split())
+    assert calls.lstrip("0") == "1" * calls.count("1"), "they never change back"
+    assert calls[:STAGED_CALLS] == "0" * STAGED_CALLS
+    assert set(first.splitlines()[-1].split()) == {"1"}

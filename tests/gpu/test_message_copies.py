@@ -15,13 +15,14 @@ from ringcoll.communicator.cuda import message_state as gpu_state
 from ringcoll.cuda import quarantine
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import DeadlineError, Error, MismatchError
-from ringcoll.executors.cuda.copy_scratch import CopyScratch
+from ringcoll.executors.cuda.large_scratch import LargeScratch
 from ringcoll.executors.cuda.message_calls import PairCalls
 from ringcoll.executors.cuda.message_copies import batches
 from ringcoll.executors.cuda.sending import CudaPairs
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.drive import drive
-from ringcoll.tuner.measured import ASSUMED, Measured
+from ringcoll.tuner.measured import ASSUMED
+from ringcoll.tuner.measurement import Measured
 from tests.gpu.ranks import close
 from tests.gpu.test_copy_executor import Rank, everywhere
 from tests.kernels.stand_in import needs_compiler
@@ -46,8 +47,8 @@ def machine(monkeypatch):
     monkeypatch.setattr("cupy.cuda.driver", types.SimpleNamespace(launchKernel=made.launchKernel))
     workspace = partial(Workspace, zone_bytes=256 << 10)
     monkeypatch.setattr("ringcoll.executors.cuda.preparing.Workspace", workspace)
-    for module in ("copy_scratch", "point_to_point"):
-        monkeypatch.setattr(f"ringcoll.executors.cuda.{module}.SCRATCH_BYTES", 3 << 20)
+    for module in ("large_scratch", "point_to_point"):
+        monkeypatch.setattr(f"ringcoll.executors.cuda.{module}.LARGE_SCRATCH_BYTES", 3 << 20)
     yield made
     made.close()
     quarantine._waiting.clear()
@@ -74,7 +75,7 @@ class Sender(Rank):
     def __init__(self, fabric, machine, ordinal: int) -> None:
         super().__init__(fabric, machine, ordinal)
         self.pairs = CudaPairs(self.executor)
-        self.executor.copy_scratch = CopyScratch(fabric, ordinal)
+        self.executor.large_scratch = LargeScratch(fabric, ordinal)
 
     def messages(self, sent=(), received=(), *, timeout=20.0, copied=True) -> None:
         """Enqueue messages, each an array and its other end, as one launch; wait for their end."""
@@ -242,17 +243,17 @@ def test_which_messages_are_for_copy_engines(monkeypatch, engine):
         return state.paired(calls, 0, 1.0, **how).copied
 
     assert made(1 << 40) == 0, "the ranks of a process with several devices have no SCRATCH"
-    state.cuda.copy_scratch = types.SimpleNamespace(close=lambda: None)
+    state.cuda.large_scratch = types.SimpleNamespace(close=lambda: None)
     assert made((32 << 20) - 1) == 0
     assert made(32 << 20) == made(1 << 40) == least
     monkeypatch.setattr(gpu_state, "MESSAGE_COPY_BYTES", Measured(1 << 20, ASSUMED, "a test"))
     assert made(2 << 20) == (1 << 20 if engine is None else 0)
-    state.cuda.copy_scratch = None
+    state.cuda.large_scratch = None
     three = ringcoll.init_all([0, 1, 1], device="cuda")
     state = three[0]._state
-    state.cuda.copy_scratch = types.SimpleNamespace(close=lambda: None)
+    state.cuda.large_scratch = types.SimpleNamespace(close=lambda: None)
     assert made(1 << 40) == 0, "a third rank may still read what a collective has left there"
-    state.cuda.copy_scratch = None
+    state.cuda.large_scratch = None
     close(three)
     close(comms)
     gpus.close()

@@ -35,9 +35,11 @@ class Numbers:
 
     def __init__(self) -> None:
         self.before, self.asked, self.kept = 0, list[int](), list[Any]()
+        self.staged = list[bool]()
 
-    def number(self, before: int = 0) -> bool:
+    def number(self, before: int = 0, *, staged: bool) -> bool:
         self.asked.append(self.before + before + 1)
+        self.staged.append(staged)
         return False
 
     def launched(self) -> None:
@@ -51,21 +53,21 @@ def ranks(monkeypatch):
     """Two ranks for which 1 KiB is large, and no call is small enough for LL."""
     least = replace(measured.LARGE_BYTES, value=1 << 10)
     monkeypatch.setattr(simple, "LARGE_BYTES", least)
-    monkeypatch.setattr(simple, "LEAST_LARGE", 1 << 10)
     monkeypatch.setattr(tuner, "LL_ALONE_BYTES", replace(measured.LL_ALONE_BYTES, value=64, by={}))
     gpus = fake(monkeypatch, 2, sms=24)
     driver = Driver(gpus)
     monkeypatch.setattr("ringcoll.cuda.driver._driver", lambda: driver)
     made: list[Any] = ringcoll.init_all([0, 1], device="cuda", timeout=20, register=False)
     for comm in made:
-        comm._state.cuda.copy_scratch = Numbers()
+        cuda = comm._state.cuda
+        cuda.large_scratch, cuda.machine = Numbers(), replace(cuda.machine, large_scratch=True)
     yield made
     close(made, failed=True)
     gpus.close()
 
 
 def numbers(comm: Any) -> Numbers:
-    return comm._state.cuda.copy_scratch
+    return comm._state.cuda.large_scratch
 
 
 def array(comm: Any, count: int = COUNT) -> Any:
@@ -94,6 +96,54 @@ def test_every_launched_call_has_the_next_number(ranks):
         return numbers(comm).asked
 
     assert each(ranks, run) == [[*range(1, 10)]] * 2
+
+
+def test_calls_of_new_counts_about_the_least_large_one(ranks):
+    """The kernel of a call that is not large could run one that is, and the other way round."""
+
+    def run(comm: Any) -> list[int]:
+        for count in (200, 202, 256, 210, 254, 257, 300, 255, 256, 258):
+            comm.all_reduce(array(comm, count))
+        comm.synchronize()
+        return numbers(comm).asked
+
+    assert each(ranks, run) == [[1, 2, 3, 4, 5]] * 2
+
+
+def test_calls_whose_counts_and_timeouts_come_again(ranks):
+    """A count runs by the words of another once; then it is prepared like it, and kept."""
+
+    def run(comm: Any) -> list[int]:
+        for count in (300, 302, 302, 302):
+            comm.all_reduce(array(comm, count))
+        given = array(comm, 300)
+        for seconds in (7.0, 7.0, 7.0):
+            comm.all_reduce(given, timeout=seconds)
+        comm.all_gather_v(given, array(comm, 600), [300, 300])  # has no number
+        comm.all_reduce(given, protocol="LL")  # nor has it, or one by any protocol but Simple
+        comm.all_reduce(given)
+        comm.synchronize()
+        return numbers(comm).asked
+
+    assert each(ranks, run) == [[1, 2, 3, 4, 5, 6, 7, 8]] * 2
+
+
+def test_scratch_learns_which_calls_are_staged(ranks, monkeypatch):
+    chains = replace(measured.LARGE_CHAIN_BYTES, by={"reduce": 1 << 10})
+    monkeypatch.setattr(simple, "LARGE_CHAIN_BYTES", chains)
+
+    def run(comm: Any) -> list[bool]:
+        plain, symmetric = array(comm), comm.empty(COUNT, "float32")
+        comm.all_reduce(plain)
+        comm.all_reduce(symmetric)
+        comm.all_reduce(symmetric, plain)
+        comm.broadcast(symmetric if comm.rank == 0 else None, symmetric)
+        comm.reduce(symmetric, symmetric if comm.rank == 0 else None)
+        comm.reduce(symmetric, symmetric if comm.rank == 0 else None, algorithm="chain")
+        comm.synchronize()
+        return numbers(comm).staged
+
+    assert each(ranks, run) == [[True, False, True, False, False, True]] * 2
 
 
 def test_a_call_that_one_rank_refuses_leaves_its_number_to_the_next(ranks, monkeypatch):

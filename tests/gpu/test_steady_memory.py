@@ -59,6 +59,7 @@ def test_large_calls_are_numbered_each_time(world, memory, monkeypatch):
 
     def work(comm):
         buffer = mapped(comm, memory)
+        monkeypatch.setattr(CudaState, "_large_engine", lambda *_: "copy")
         monkeypatch.setattr(CudaState, "_number_large", number)
         comm._state.fabric.allgather(b"", what="large")
         comm._engine.forget()
@@ -67,3 +68,43 @@ def test_large_calls_are_numbered_each_time(world, memory, monkeypatch):
         return numbered.count(comm.rank)
 
     assert together(world([0, 1]), work) == [4] * 2
+
+
+def test_large_calls_by_kernels_are_numbered_and_not_looked_up(world, memory, monkeypatch):
+    """Until they have SCRATCH of their own, when what is prepared without does not hold."""
+    monkeypatch.setattr(auto_register, "_OFTEN", 1 << 30)
+    lookups, numbered, has = list[int](), list[int](), [0]
+    look = CudaState.memory_class
+
+    def noting(state: Any, *how: Any, **more: Any) -> Any:
+        lookups.append(state.fabric.rank)
+        return look(state, *how, **more)
+
+    def number(state: Any, staged: bool) -> int:
+        assert not staged
+        numbered.append(state.fabric.rank)
+        return has[0]
+
+    def work(comm):
+        buffer, rank, told = mapped(comm, memory), comm.rank, comm._state.fabric.allgather
+        monkeypatch.setattr(CudaState, "_large_engine", lambda *_: "sm")
+        monkeypatch.setattr(CudaState, "_number_large", number)
+        comm._engine.forget()
+        reduced(comm, buffer, 0)
+        monkeypatch.setattr(CudaState, "memory_class", noting)
+        told(b"", what="noted")
+        for seed in range(3):
+            reduced(comm, buffer, seed)
+        found = [lookups.count(rank), numbered.count(rank)]
+        told(b"", what="counted")
+        has[0] = 1
+        reduced(comm, buffer, 3)
+        found.append(lookups.count(rank))
+        monkeypatch.setattr(comm._state, "closed", True)
+        memory_of = next(iter(comm._engine.calls._checked.values())).steady
+        kept = [each.memory for each in memory_of.values()]
+        found.append(not kept or any(map(comm._state.unchanged, kept)))
+        monkeypatch.setattr(comm._state, "closed", False)
+        return found
+
+    assert together(world([0, 1]), work) == [[0, 4, 1, False]] * 2

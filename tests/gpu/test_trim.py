@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import ringcoll
 from ringcoll.executors.cuda import auto_register
-from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
+from ringcoll.executors.cuda.large_scratch import LargeScratch
+from ringcoll.executors.cuda.workspace import LARGE_SCRATCH_BYTES
 from tests.gpu.ranks import together
 from tests.gpu.test_auto_register import memory, of, place
-from tests.gpu.test_copy_scratch import made
+from tests.gpu.test_large_scratch import made
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
@@ -35,7 +37,7 @@ def test_a_communicator_without_large_calls_holds_less_than_the_bar(world, memor
         return comm.memory()
 
     for held in together(world([0, 1, 2]), work):
-        assert held.keys() == {"workspace", "copy engines", "symmetric", "mapped"}
+        assert held.keys() == {"workspace", "large calls", "symmetric", "mapped"}
         assert 60 << 20 < sum(held.values()) == held["workspace"] <= BAR
 
 
@@ -93,23 +95,21 @@ def test_what_a_graph_may_use_stays_on_all_ranks(world, memory, caplog):
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_scratch_of_copy_engines_is_given_back_unless_a_graph_uses_it(
-    world, memory, made, captured
-):
+def test_scratch_of_large_calls_is_given_back_unless_a_graph_uses_it(world, memory, made, captured):
     def work(comm):
         cuda, fabric = comm._state.cuda, comm._state.fabric
-        cuda.copy_scratch = scratch = CopyScratch(fabric, fabric.rank)
+        cuda.large_scratch = scratch = LargeScratch(fabric, fabric.rank)
         for _ in range(4):
             scratch.number()
             scratch.launched()
             fabric.allgather(b"", what="a large call")
-        held = comm.memory()["copy engines"]
+        held = comm.memory()["large calls"]
         scratch.captured = captured and comm.rank == 0
         comm.trim()
-        return held, comm.memory()["copy engines"], scratch.number()
+        return held, comm.memory()["large calls"], scratch.number()
 
-    left = SCRATCH_BYTES if captured else 0
-    assert together(world([0, 1]), work) == [(SCRATCH_BYTES, left, captured)] * 2
+    left = LARGE_SCRATCH_BYTES if captured else 0
+    assert together(world([0, 1]), work) == [(LARGE_SCRATCH_BYTES, left, captured)] * 2
 
 
 def test_a_captured_large_call_is_noted(world, monkeypatch):
@@ -119,14 +119,22 @@ def test_a_captured_large_call_is_noted(world, monkeypatch):
     noted: Any = type("Scratch", (), {"in_use": False, "captured": False, "count": 0})()
     noted.launched = lambda: setattr(noted, "count", noted.count + 1)
     noted.close = lambda: None
-    comm._state.cuda.copy_scratch = noted
-    comm._state.cuda._count_large(0)
+    comm._state.cuda.large_scratch = noted
+    count, without, uses = comm._state.cuda._count_large, call(takes=False), call(takes=True)
+    count(uses, 0)
     monkeypatch.setattr(executor, "waiting_ends_capture", lambda _stream: True)
-    comm._state.cuda._count_large(0)
+    count(uses, 0)
     assert (noted.count, noted.captured) == (1, False)
     noted.in_use = True
-    comm._state.cuda._count_large(0)
+    count(without, 0)
+    assert (noted.count, noted.captured) == (1, False)
+    count(uses, 0)
     assert (noted.count, noted.captured) == (1, True)
+
+
+def call(*, takes: bool) -> Any:
+    """Stands for a prepared call which has SCRATCH of large calls or not."""
+    return SimpleNamespace(choice=SimpleNamespace(takes_large=takes))
 
 
 def test_symmetric_arrays_that_all_have_freed_go(world, memory):

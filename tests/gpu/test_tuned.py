@@ -13,18 +13,17 @@ from ringcoll.arguments.calls import Call
 from ringcoll.bench.candidates import Candidates
 from ringcoll.bench.cases import Section
 from ringcoll.dtypes import dtype_of, op_of, premul_sum
-from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
-from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.cuda.workspace import LARGE_SCRATCH_BYTES, Workspace
 from ringcoll.launch import ALL_MAPPED, IN_BAND
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.kept_gpu import calls_alike
-from ringcoll.tuner.simple import is_large
+from ringcoll.tuner.simple import large_engine
 from ringcoll.tuner.table import parse
 from tests.communicator.test_tuning_table import content, entry, timed
 
 SMALL, MIDDLE, LARGE = 1 << 14, 4 << 20, 256 << 20
-BARE = gpu_ranks(Workspace(2), 132, nvlink=True)
+BARE = replace(gpu_ranks(Workspace(2), 132, nvlink=True), large_scratch=True)
 FITS = KernelFits(Workspace(2))
 
 
@@ -104,16 +103,16 @@ def test_what_the_table_names_and_a_type_cannot_is_chosen_without():
 
 
 def test_calls_by_copy_engines_begin_when_all_ranks_have_scratch():
-    assert is_large(call(LARGE), MACHINE, Limits())
-    assert not is_large(call(MIDDLE), MACHINE, Limits())
-    assert not is_large(call(LARGE), BARE, Limits())
+    assert large_engine(call(LARGE), MACHINE, Limits()) == "copy"
+    assert large_engine(call(MIDDLE), MACHINE, Limits()) is None
+    assert large_engine(call(LARGE), BARE, Limits()) != "copy"
     before = chosen(LARGE, mapped=ALL_MAPPED)
     assert before.engine == "sm" and before.algorithm == "one_shot"
     plain = chosen(LARGE)
     assert plain.engine == "sm" and plain.why[:1] != before.why[:1]
-    fits = KernelFits(Workspace(2), SCRATCH_BYTES)
+    fits = KernelFits(Workspace(2), LARGE_SCRATCH_BYTES)
     for mapped in (frozenset[Any](), ALL_MAPPED):
-        limits = Limits(large_scratch=True, mapped=mapped)
+        limits = Limits(large_scratch="copy", mapped=mapped)
         found = choose(call(LARGE), MACHINE, limits, fits)
         assert (found.engine, found.algorithm, found.launch.slices) == ("copy", "all_pairs_pull", 4)
 
@@ -121,10 +120,11 @@ def test_calls_by_copy_engines_begin_when_all_ranks_have_scratch():
 def by_copies(nranks: int, collective: str, nbytes: int, op: Any = "sum", at: int = LARGE) -> bool:
     copied = entry(at, on_gpu("all_pairs_pull", engine="copy"), collective=collective)
     table = parse(json.dumps(content(ranks=nranks, entries=[copied])))
-    machine = replace(gpu_ranks(Workspace(nranks), 132, nvlink=True), table=table)
+    bare = gpu_ranks(Workspace(nranks), 132, nvlink=True)
+    machine = replace(bare, table=table, large_scratch=True)
     found = replace(call(nbytes), collective=collective, op=op and op_of(op))
-    large = is_large(found, machine, Limits())
-    fits = KernelFits(Workspace(nranks), *[SCRATCH_BYTES] * large)
+    large = large_engine(found, machine, Limits())
+    fits = KernelFits(Workspace(nranks), LARGE_SCRATCH_BYTES if large else 0)
     return choose(found, machine, Limits(large_scratch=large), fits).engine == "copy"
 
 
@@ -140,8 +140,8 @@ def test_copies_are_not_chosen_where_kernels_on_mapped_memory_are_faster(seconds
     plain = entry(LARGE, on_gpu("all_pairs_pull", engine="copy"))
     table = parse(json.dumps(content(entries=[plain, entry(LARGE, direct, mapped=True)])))
     machine = replace(BARE, table=table)
-    assert is_large(call(LARGE), machine, Limits()) == copies
-    assert is_large(call(LARGE), machine, Limits(mapped=ALL_MAPPED)) == copies
+    for mapped in (frozenset[Any](), ALL_MAPPED):
+        assert (large_engine(call(LARGE), machine, Limits(mapped=mapped)) == "copy") == copies
 
 
 def test_copies_that_begin_at_some_call_change_no_order_of_sums():
@@ -150,8 +150,8 @@ def test_copies_that_begin_at_some_call_change_no_order_of_sums():
 
 
 def test_copies_run_the_tables_algorithm_also_where_hellos_decide():
-    fits = KernelFits(Workspace(2), SCRATCH_BYTES)
-    found = choose(call(LARGE), MACHINE, Limits(large_scratch=True, hellos_decide=True), fits)
+    fits = KernelFits(Workspace(2), LARGE_SCRATCH_BYTES)
+    found = choose(call(LARGE), MACHINE, Limits(large_scratch="copy", hellos_decide=True), fits)
     assert (found.engine, found.algorithm, found.launch.slices) == ("copy", "all_pairs_pull", 4)
 
 
@@ -184,14 +184,14 @@ class State:
 
         self.config, self.fabric = DEFAULTS, SimpleNamespace(rank=0, nranks=2)
         held = object() if scratch else None
-        self.cuda = SimpleNamespace(machine=BARE, copy_scratch=held)
+        self.cuda = SimpleNamespace(machine=BARE, large_scratch=held)
 
     def choice(self, call: Call, config: Any, mapped: Any) -> Choice:
         from ringcoll.tuner.choice import limits_of
 
         limits = replace(limits_of(call, config, self.config), mapped=mapped)
-        large = limits.engine == "copy"
-        fits = KernelFits(Workspace(2), SCRATCH_BYTES) if large else FITS
+        large = "copy" if limits.engine == "copy" else None
+        fits = KernelFits(Workspace(2), LARGE_SCRATCH_BYTES) if large else FITS
         return choose(call, BARE, replace(limits, large_scratch=large), fits)
 
 

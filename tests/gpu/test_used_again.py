@@ -95,7 +95,7 @@ def test_the_fourth_use_runs_zero_copy(world, memory, devices):
         found = [reduced(comm, buffer, seed) for seed in range(5)]
         assert of(comm).mapped_address(*place(buffer)) != 0
         held = comm.memory()
-        assert held["workspace"] > held["copy engines"] == held["symmetric"] == 0
+        assert held["workspace"] > held["large calls"] == held["symmetric"] == 0
         assert held["mapped"] >= (comm.nranks - 1) * COUNT * 4
         return clear(found)
 
@@ -264,6 +264,7 @@ def test_calls_by_copy_engines_look_at_the_logs(world, memory, monkeypatch):
         of(comm)._find_freed(1)
         comm._state.fabric.allgather(b"", what="freed")
         before = len(of(comm)._mapped)
+        monkeypatch.setattr(state, "_large_engine", lambda *_: "copy")
         monkeypatch.setattr(state, "_number_large", lambda *_: True)
         for _ in range(2):
             state.memory_class(None, state.config, (1 << 30, 1 << 26), (1 << 31, 1 << 26))

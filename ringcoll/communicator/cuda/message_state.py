@@ -41,7 +41,7 @@ class MessageState(RankState):
 
     def least_copied(self, engine: str | None) -> int:
         """Bytes from which copy engines may send a message, by the option ``engine``."""
-        if self.cuda.copy_scratch is None or self.fabric.nranks != COPIED_RANKS:
+        if self.cuda.large_scratch is None or self.fabric.nranks != COPIED_RANKS:
             return ANY_BYTES
         thresholds = {"copy": ASKED_MESSAGE_BYTES.value, None: MESSAGE_COPY_BYTES.value}
         return thresholds.get(engine, ANY_BYTES)

@@ -43,7 +43,7 @@ from ringcoll.transports.scratch import allocate_scratch
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import limits_of
 from ringcoll.tuner.measured import PROTOCOL_SIZES
-from ringcoll.tuner.simple import is_large, least_large
+from ringcoll.tuner.simple import large_engine, least_large, needs_scratch
 from ringcoll.tuner.table import Table
 from ringcoll.views import Extent, extent_of
 
@@ -153,13 +153,12 @@ class CudaState(MessageState):
                 hello = self.cuda.hello(input_, output, registered=False)
                 hellos_decide = _registers(call, config, self, mapped_buffers(call, hello))
             limits = replace(limits, hellos_decide=hellos_decide)
-        scratch = self.cuda.copy_scratch
-        large = scratch is not None and is_large(call, self.cuda.machine, limits)
-        if scratch is not None and large:
-            limits = replace(limits, large_scratch=scratch.in_use)
+        scratch, large = self.cuda.large_scratch, large_engine(call, self.cuda.machine, limits)
+        if scratch is not None and scratch.in_use:
+            limits = replace(limits, large_scratch=large)
         others = partial(self._of_other_sizes, call, config)
         prepared = self.cuda.prepare(call, limits, self.timeout_of(config), others, patience)
-        prepared.large = large
+        prepared.large = large is not None
         if self.debug:
             self.log_choice(call.tagged(prepared.signature_text))
         return prepared
@@ -215,7 +214,7 @@ class CudaState(MessageState):
         decide = _registers(call, config, self, mapped)
         limits = replace(_limits(call, config, self), mapped=mapped, hellos_decide=decide)
         cuda, call = self.cuda, with_options(call, config)
-        large = cuda.copy_scratch is not None and is_large(call, cuda.machine, limits)
+        large = large_engine(call, cuda.machine, limits)
         limits = replace(limits, large_scratch=large)
         return choose(call, cuda.machine, limits, cuda.large_fits if large else cuda.fits)
 
@@ -234,49 +233,72 @@ class CudaState(MessageState):
         one. Kernels need to know which buffers all ranks reach; copy engines also where they lie,
         but with a large SCRATCH neither.
         """
-        numbered = self._number_large(call, config)
-        large = numbered or 0
         hello = self.cuda.hello(input_, output, registered=False)
-        given = input_[0], output[0], *hello
+        given, engine = (input_[0], output[0], *hello), self._large_engine(call, config)
         if config.engine == "copy":
+            large = self._number_large(None) if engine else 0
             return (given, self.symmetric.changes, large), given, None
-        registry = self.cuda.auto_register
-        if large:
-            if registry is not None:
+        if engine == "copy" and (large := self._number_large(None)):
+            if (registry := self.cuda.auto_register) is not None:
                 registry.poll()  # else what smaller calls have mapped would stay mapped
-            return ("large SCRATCH", large), given, None
-        mapped = mapped_buffers(call, hello)
+            return ("copy", large), given, None
+        mapped, counted, before = mapped_buffers(call, hello), False, self.cuda.changes()
+        kind: Hashable = mapped
         if hellos_decide or (call.nbytes >= MIN_BYTES and _registers(call, config, self, mapped)):
             self.usable()  # in a fork all memory looks freed, which the log would tell the peers
             rooted = COLLECTIVES[call.collective].has_root
-            plain, before = hello == (0, 0) and not rooted, self.cuda.changes()
+            counted = hello == (0, 0) and not rooted
             hello = self.cuda.counted_hello(input_, output, hello, rooted=rooted)
-            steady = plain and hello[0] and hello[1] and numbered is None  # else each has one
-            memory = SteadyMemory.of(input_[0], output[0], before) if steady else None
-            return None, (*given[:2], *hello), memory
-        if mapped:
+            kind, given = None, (*given[:2], *hello)
+        elif mapped:
             self.cuda.mappings.update()
-        return mapped, given, None
+        numbered = None
+        if engine == "sm":
+            staged = bool((input_[0] and not hello[0]) or (output[0] and not hello[1]))
+            if not staged and call.collective == "reduce":
+                staged = needs_scratch(call, self.cuda.machine, _limits(call, config, self))
+            numbered = self._number_large(staged)
+            kind = (kind, numbered) if numbered else kind
+        memory = None
+        if counted and hello[0] and hello[1] and engine != "copy":
+            memory = SteadyMemory.of(input_[0], output[0], before, numbered)
+        return kind, given, memory
 
     def unchanged(self, memory: SteadyMemory) -> bool:
-        """Whether the memory of a call's buffers is what it was, as peers reach it."""
-        return self.cuda.unchanged(memory)
+        """Whether the memory of a call's buffers is what it was, as peers reach it.
 
-    def _number_large(self, call: Call, config: Config) -> int | None:
-        """Number a call of this rank; which large SCRATCH it has, 0 for none, None: not large."""
-        scratch = self.cuda.copy_scratch
-        if scratch is None or call.nbytes < least_large(self.cuda.machine, config.engine):
+        A large call has its number then.
+        """
+        if not self.cuda.unchanged(memory):
+            return False
+        if memory.large is None:
+            return True
+        # Else this rank publishes no number.
+        usable = not (self.closed or self.inherited) and self.broken is None
+        return usable and self._number_large(staged=False) == memory.large
+
+    def _large_engine(self, call: Call, config: Config) -> str | None:
+        """What runs a call with the SCRATCH of large calls; None: it is not large."""
+        machine = self.cuda.machine
+        if call.nbytes < least_large(machine, config.engine):  # most are: it saves the options
             return None
         self.usable()  # a closed or forked rank allocates nothing, and publishes no number
-        limits, group = _limits(call, config, self), current()
-        if not is_large(with_options(call, config), self.cuda.machine, limits):
-            return None
+        return large_engine(with_options(call, config), machine, _limits(call, config, self))
+
+    def _number_large(self, staged: bool | None) -> int:
+        """Number a large call of this rank; which large SCRATCH it has, 0 for none.
+
+        ``staged``: see :meth:`.LargeScratch.number`.
+        """
+        scratch, group = self.cuda.large_scratch, current()
+        if scratch is None:
+            return 0
         collected = () if group is None else group.items
         before = sum(
             state is self and isinstance(item, LaunchRequest) and item.prepared.large
             for state, item, _ in collected
         )
-        return scratch.generation if scratch.number(before) else 0
+        return scratch.generation if scratch.number(before, staged=staged) else 0
 
     def run(
         self,
@@ -309,10 +331,10 @@ class CudaState(MessageState):
 
     def memory(self) -> dict[str, int]:
         """The bytes of device memory of this rank, and of its peers that it maps, by purpose."""
-        scratch, registry = self.cuda.copy_scratch, self.cuda.auto_register
+        scratch, registry = self.cuda.large_scratch, self.cuda.auto_register
         return {
             "workspace": self.cuda.memory.nbytes + self.cuda.mappings.nbytes,
-            "copy engines": 0 if scratch is None else scratch.nbytes,
+            "large calls": 0 if scratch is None else scratch.nbytes,
             "symmetric": self.symmetric.nbytes,
             "mapped": 0 if registry is None else sum(registry.mapped_bytes.values()),
         }

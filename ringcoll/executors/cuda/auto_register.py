@@ -85,11 +85,13 @@ class SteadyMemory(NamedTuple):
     output: int
     numbers: tuple[int, int]
     changes: tuple[int, int]
+    large: int | None
+    """Which SCRATCH of large calls a call on them has, 0 for none; None: it is not large."""
 
     @staticmethod
-    def of(input_: int, output: int, changes: tuple[int, int]) -> SteadyMemory:
+    def of(input_: int, output: int, changes: tuple[int, int], large: int | None) -> SteadyMemory:
         """The memory at these addresses, looked up after so many ``changes``."""
-        return SteadyMemory(input_, output, (number_of(input_), number_of(output)), changes)
+        return SteadyMemory(input_, output, (number_of(input_), number_of(output)), changes, large)
 
 
 class AutoRegister:

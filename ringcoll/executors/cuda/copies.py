@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from ringcoll.dtypes import DType
 from ringcoll.encode import Program, Row
 from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, CopyGate, merged
-from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.params import GIVEN, Addresses, GivenAddress, given_address
 from ringcoll.executors.cuda.simple import KernelPart, Writer
-from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.cuda.workspace import LARGE_SCRATCH_BYTES, Workspace
 from ringcoll.labels import Label
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import place
@@ -74,7 +73,7 @@ def kernel_part(
     """The blocks that the kernel beside the lanes runs."""
     others = frozenset(range(len(program.blocks))) - copied_blocks(program)
     if any(at.scratch for at in local):
-        return KernelPart(others, None, SCRATCH_BYTES)
+        return KernelPart(others, None, LARGE_SCRATCH_BYTES)
     return KernelPart(others, workspace.copies, workspace.copied)
 
 

@@ -37,7 +37,7 @@ class CudaCall:
     body: Body | None = None  # of the kernel made for it, where that is what is launched
     function: int = 0  # this kernel
     address_words: AddressWords = ()  # of its parameter
-    large: bool = False  # whether its launches are counted: see :mod:`.copy_scratch`
+    large: bool = False  # whether its launches are counted: see :mod:`.large_scratch`
     alike: Alike | None = None  # calls that the same kernel runs; None: not found yet
     recounts: Recounts | None = None  # once a call of another count was prepared
     recounter: Recounter | None = None  # the same, once such a call was to be launched

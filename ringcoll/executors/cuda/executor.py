@@ -84,7 +84,7 @@ class CudaExecutor(CudaPreparer):
             self._publish(prepared)
         self.enqueue(launchable, stream, addresses)
         if prepared.large:
-            self._count_large(stream)
+            self._count_large(prepared, stream)
         elif prepared.kernel is None:
             prepared.kernel = launchable.kernel
         self.async_errors.last = prepared
@@ -119,7 +119,7 @@ class CudaExecutor(CudaPreparer):
                         part()
                     yield Pause(lambda: True)  # a turn for the other devices of this thread
                 if request.prepared.large:
-                    self._count_large(request.stream)
+                    self._count_large(request.prepared, request.stream)
                 self.async_errors.last = request.prepared
                 self.fabric.entered += 1
                 self.stream_order.release(request)
@@ -133,14 +133,14 @@ class CudaExecutor(CudaPreparer):
             self.done(pending)
             self.stream_order.release(request)
 
-    def _count_large(self, stream: int) -> None:
+    def _count_large(self, prepared: AnyCudaCall, stream: int) -> None:
         """Count a launched large call, which all ranks launch as often as this one."""
-        scratch = self.copy_scratch
+        scratch = self.large_scratch
         if scratch is None:
             return
         if not waiting_ends_capture(stream):
             scratch.launched()
-        elif scratch.in_use:
+        elif scratch.in_use and prepared.choice.takes_large:
             scratch.captured = True
 
     def _publish(self, prepared: AnyCudaCall) -> None:
@@ -248,7 +248,7 @@ class CudaExecutor(CudaPreparer):
         begin before this returns.
         """
         self._merged.clear()
-        scratch, registry = self.copy_scratch, self.auto_register
+        scratch, registry = self.large_scratch, self.auto_register
         if self.nranks == 1 or (scratch is None and registry is None):
             return
         gather = self.fabric.texts("trim")
@@ -283,8 +283,8 @@ class CudaExecutor(CudaPreparer):
         self.stream_order.forget()
         if self.auto_register is not None:
             self.auto_register.close()
-        if self.copy_scratch is not None:
-            self.copy_scratch.close()
+        if self.large_scratch is not None:
+            self.large_scratch.close()
         self.mappings.close()
         self.memory.close()
         self.report.free()

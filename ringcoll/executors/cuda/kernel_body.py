@@ -54,7 +54,7 @@ class KernelFits:
     """What a rank's memory, and the parameters of a launch, hold of a choice."""
 
     workspace: Workspace
-    copied: int = 0  # bytes of SCRATCH that copy engines have outside of it
+    large: int = 0  # bytes of SCRATCH outside of it, if the call has that
 
     def scratch(self, call: Call, choice: Choice) -> tuple[int, int]:
         """Bytes of SCRATCH that a choice needs, and bytes that are there."""
@@ -63,8 +63,10 @@ class KernelFits:
             ll_layout = LLLayout(call.dtype, choice.launch.lanes)
             need = ll_scratch_bytes(program, layout, ll_layout)
             return need, workspace.region(choice.launch.protocol)[1]
-        copied = self.copied or workspace.copied
-        room = copied if choice.engine == "copy" else scratch_room(program, workspace)
+        room = self.large
+        if not room and choice.engine == "copy":
+            room = workspace.copied
+        room = room or scratch_room(program, workspace)
         return scratch_bytes(program, layout, call.dtype), room
 
     def parameters(self, call: Call, choices: Sequence[Choice], together: int) -> bool:

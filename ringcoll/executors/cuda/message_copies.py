@@ -4,7 +4,7 @@ The receiver runs the half of any staged message, in the large SCRATCH, with few
 the sender knows who copies. Its lane is one stream: gates (``kernels/message_gates.cuh``) await
 credits and post arrivals, and a copy moves many slices at once, the last ones ever fewer, so that
 the receiver has little left to do behind the last. Not timed on several GPUs, so both ends must ask
-for it. See :mod:`.copies` and :mod:`.copy_scratch`.
+for it. See :mod:`.copies` and :mod:`.large_scratch`.
 
 A copy waits for the receiver's kernel alone, which blocks no hardware queue once it runs and which
 its rank enqueues ahead of its own lane. With several lanes a copy that waits for one receiver could

@@ -99,8 +99,8 @@ class MessageLaunches:
         load, where = self._loads(timeout), self._where
         header = Header(timeout, 0, False, False, executor.workspace.pair_replicas)
         scratch: tuple[int, ...] = ()
-        if executor.copy_scratch is not None and any(member.engines for member in members):
-            scratch = executor.copy_scratch.addresses
+        if executor.large_scratch is not None and any(member.engines for member in members):
+            scratch = executor.large_scratch.addresses
         local = [addresses_for_messages(member.pairs.executor, scratch) for member in members]
         lane = lane_of(halves[0]) if len(members) == 1 else None
         if lane is None:

@@ -64,7 +64,7 @@ class Addresses:
     peer_buffers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # for copy engines
     trace: int = 0  # its record of executed rows
     launch: int = 0  # the number under which the host keeps this rank's call, 32 bits
-    scratch: tuple[int, ...] = ()  # of copy engines, of each rank; (): in the workspaces
+    scratch: tuple[int, ...] = ()  # of large calls, of each rank; (): in the workspaces
 
     def on(self, launch: int) -> Addresses:
         """The same for a call of another number, in a third of the time of ``replace``."""

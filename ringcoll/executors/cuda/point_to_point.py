@@ -30,11 +30,10 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body
 from ringcoll.executors.cuda.simple import RESIDENT, THREADS, KernelPart, Move, Writer, move_of
 from ringcoll.executors.cuda.source import kernel_text
-from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.cuda.workspace import LARGE_SCRATCH_BYTES, Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer, Chunk
 from ringcoll.tuner.measured import BESIDE_BLOCKS
@@ -104,7 +103,7 @@ def window_bytes(workspace: Workspace) -> int:
 
 def scratch_share(nranks: int) -> int:
     """Bytes of a rank's large SCRATCH for messages of one peer."""
-    return SCRATCH_BYTES // nranks // _PIECE * _PIECE
+    return LARGE_SCRATCH_BYTES // nranks // _PIECE * _PIECE
 
 
 class Kind(NamedTuple):

@@ -18,11 +18,11 @@ from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister, SteadyMemory
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
-from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
 from ringcoll.executors.cuda.cuda_call import AnyCudaCall, CudaCall
 from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_body import KernelFits, body_of
+from ringcoll.executors.cuda.large_scratch import LargeScratch
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
@@ -48,7 +48,7 @@ from ringcoll.executors.cuda.signature import (
 from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda.timed import keep_timed, with_timeout
 from ringcoll.executors.cuda.trace import Recorder
-from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.cuda.workspace import LARGE_SCRATCH_BYTES, Workspace
 from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
@@ -58,7 +58,7 @@ from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import Choice, Limits, choose
 from ringcoll.tuner.choice import Grid
 from ringcoll.tuner.kept_gpu import Alike, calls_alike, laid_out, layout_for
-from ringcoll.tuner.simple import is_large, least_large
+from ringcoll.tuner.simple import large_engine, sizes_like
 from ringcoll.views import Extent, extent_of
 
 LACKING = 1
@@ -89,8 +89,8 @@ class CudaPreparer:
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.workspace = Workspace(self.nranks)
         self.fits = KernelFits(self.workspace)
-        self.large_fits = KernelFits(self.workspace, SCRATCH_BYTES)
-        self.copy_scratch: CopyScratch | None = None
+        self.large_fits = KernelFits(self.workspace, LARGE_SCRATCH_BYTES)
+        self.large_scratch: LargeScratch | None = None
         self.recorder: Recorder | None = None
         self.auto_register: AutoRegister | None = None
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
@@ -110,9 +110,10 @@ class CudaPreparer:
             group = group_by_device(fabric, device, transport, self.workspace, launch)
             self.shared_launch, self.machine = group.shared_launch, group.machine
             self.alone = group.alone
-            # Copy engines need a process for each GPU.
+            # It needs a process for each GPU.
             if group.alone and group.machine.nvlink:
-                self.copy_scratch = made.enter_context(closing(CopyScratch(fabric, ordinal)))
+                self.large_scratch = made.enter_context(closing(LargeScratch(fabric, ordinal)))
+                self.machine = replace(self.machine, large_scratch=True)
             self.stream_order.communicator = self.shared_launch
             alone = len(self.shared_launch.ranks) == 1
             self.kernels = KernelLoading(loader, device, fabric, self.stream_order, alone=alone)
@@ -136,10 +137,9 @@ class CudaPreparer:
         hello = self.hello(input_, output, registered=limits.hellos_decide)
         mapped = frozenset[Buffer]() if limits.hellos_decide else mapped_buffers(call, hello)
         limits = replace(limits, mapped=mapped)
-        fits = self.large_fits if limits.large_scratch else self.fits
-        choice = choose(call, self.machine, limits, fits)
+        choice = choose(call, self.machine, limits, self.fits_of(limits))
         known = copied_buffers(choice, hello)
-        scratch = self._scratch(choice, limits)
+        scratch = self._scratch(limits)
         text = signature_text(choice, call, known, large_scratch=bool(scratch))
         signature, number = self._record(text, call, choice)
         at = Addresses(
@@ -186,11 +186,11 @@ class CudaPreparer:
         Only the words of the parameter that depend on them are made anew. None where another
         kernel, or no single one, runs the call.
         """
-        limits = before.limits
-        # Who runs a large call depends on how many were made before.
-        least = least_large(self.machine, limits.engine)
-        large = call.nbytes >= least and is_large(call, self.machine, limits)
-        if large or before.body is None or self.recorder is not None:
+        # What runs a large call depends on how many were made before.
+        how = self.machine, before.limits
+        if large_engine(call, *how) != large_engine(before.call, *how):
+            return None
+        if before.body is None or self.recorder is not None:
             return None
         if not self._alike(before).holds(call):
             return None
@@ -201,6 +201,7 @@ class CudaPreparer:
             return None
         grid = placed.grid
         prepared = self._like(before, call, self._choice_like(before, call, grid))
+        prepared.large = before.large
         packed, words = parameter_like(recounts, placed)
         sign(packed, number_word(before.at), prepared.signature, prepared.number)
         prepared.launchable = Launchable(
@@ -241,6 +242,7 @@ class CudaPreparer:
             number % RECORDS,
             before.timeout,
             counted,
+            before.large,
         )
         self.async_errors.prepared(made)
         return made
@@ -266,9 +268,10 @@ class CudaPreparer:
             before.function, grid.blocks, 1, grid.threads, recounts.words[:], ()
         )
         choice_of = partial(self._choice_like, before)
-        # Who runs a large call depends on how many were made before.
-        least = least_large(self.machine, before.limits.engine)
-        return Recounter(before, alike, recounts, launchable, choice_of, least)
+        # What runs a large call depends on how many were made before.
+        how = before.call, self.machine, before.limits.engine
+        sizes = sizes_like(*how, large=before.large)
+        return Recounter(before, alike, recounts, launchable, choice_of, sizes)
 
     def _choice_like(self, before: CudaCall, call: Call, grid: Grid) -> Choice:
         """The choice of a call that differs in its counts alone."""
@@ -280,9 +283,14 @@ class CudaPreparer:
     def _alike(self, before: CudaCall) -> Alike:
         """The calls for which the choice of a prepared call holds."""
         if before.alike is None:
-            how = before.call, self.machine, before.limits, self.fits
+            fits = self.fits_of(before.limits)
+            how = before.call, self.machine, before.limits, fits
             before.alike = calls_alike(before.choice, *how)
         return before.alike
+
+    def fits_of(self, limits: Limits) -> KernelFits:
+        """What memory and launches hold of a call with these options."""
+        return self.large_fits if limits.large_scratch else self.fits
 
     def _like(self, before: CudaCall, call: Call, choice: Choice) -> CudaCall:
         """A call of another count than a prepared one, without its launch."""
@@ -315,11 +323,11 @@ class CudaPreparer:
             self.mappings.update()
         return zlib.crc32(text.encode()), number
 
-    def _scratch(self, choice: Choice, limits: Limits) -> tuple[int, ...]:
-        """The SCRATCH of copy engines of each rank; () where that is in the workspaces."""
-        if choice.engine != "copy" or not limits.large_scratch or self.copy_scratch is None:
+    def _scratch(self, limits: Limits) -> tuple[int, ...]:
+        """The SCRATCH of large calls of each rank; () where a call's is in the workspaces."""
+        if not limits.large_scratch or self.large_scratch is None:
             return ()
-        return self.copy_scratch.addresses
+        return self.large_scratch.addresses
 
     def hello(self, input_: Extent, output: Extent, *, registered: bool) -> tuple[int, int]:
         """Both buffers as peers reach them; ``registered``: also those registered automatically."""

@@ -83,8 +83,8 @@ def sign(words: array[int], number_at: int, signature: int, number: int) -> None
 class Recounter:
     """Launches calls like one that is prepared, of other counts, from one parameter.
 
-    ``choice_of``: the choice of such a call with this grid. ``least``: bytes from which not this
-    kernel alone may run one.
+    ``choice_of``: the choice of such a call with this grid. ``sizes``: in bytes, of calls that this
+    kernel may run.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Recounter:
         recounts: Recounts,
         launchable: Launchable,
         choice_of: Callable[[Call, Grid], Choice],
-        least: int,
+        sizes: range,
     ) -> None:
         call = before.call
         self.before, self.alike, self.recounts = before, alike, recounts
-        self.launchable, self.choice_of, self.least = launchable, choice_of, least
+        self.launchable, self.choice_of, self.sizes = launchable, choice_of, sizes
         self.each = call.nbytes // call.count  # of the call, for an element of its count
         self.text = CountedText(before.signature_text, call, before.choice.grid.blocks)
         self.total, self.timeout = before.total, before.timeout
@@ -112,7 +112,7 @@ class Recounter:
         if count not in alike.longest or not (counted is None or alike.holds(counted)):
             return False
         come = count if counted is None else counted.counts
-        return nbytes < self.least and not self.seen.often(come)
+        return nbytes in self.sizes and not self.seen.often(come)
 
     def launch(self, call: RecountedCall, stream: int, addresses: Given) -> None:
         """Enqueue a call; the driver copies the parameter at once."""

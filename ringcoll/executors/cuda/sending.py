@@ -70,7 +70,7 @@ class CudaPairs:
         """This rank's part of a launch; its large messages for copy engines are numbered."""
         if not any(each.copied for each in paired):
             return Member(self, tuple(paired))
-        scratch, before = self.executor.copy_scratch, Counter[tuple[int, bool]]()
+        scratch, before = self.executor.large_scratch, Counter[tuple[int, bool]]()
         engines = []
         for call, copied in [(call, calls.copied) for calls in paired for call in calls.calls]:
             engine = ""
@@ -364,7 +364,7 @@ def _launch(members: Sequence[Member], loaded: Launching | None = None) -> None:
 
 def _count_copied(member: Member, stream: int) -> None:
     """Count the large messages of a launch, as their other ends do."""
-    scratch, copied = member.pairs.executor.copy_scratch, member.copied()
+    scratch, copied = member.pairs.executor.large_scratch, member.copied()
     if scratch is None or not copied:
         return
     if waiting_ends_capture(stream):

@@ -43,7 +43,7 @@ def peer_addresses(
 def signature_text(
     choice: Choice, call: Call, known: tuple[int, int], *, large_scratch: bool = False
 ) -> str:
-    """The text of a call and of its choice; ``large_scratch``: its SCRATCH is of copy engines."""
+    """The text of a call and of its choice; ``large_scratch``: it has that of large calls."""
     launch = choice.launch
     mapped = "nothing"
     if launch.mapped:
@@ -58,8 +58,8 @@ def signature_text(
         text += f" shares={':'.join(map(str, shares))}"
     if choice.engine != "sm":
         text += f" engine={choice.engine}"
-        if large_scratch and choice.program.scratch:  # chunks lie elsewhere than in a workspace
-            text += " scratch=large"
+    if large_scratch and choice.takes_large and choice.program.scratch:
+        text += " scratch=large"  # chunks lie elsewhere than in a workspace
     # In a rooted call only the root knows whether it is in place, in exscan not rank 0.
     if choice.reads_hellos and COLLECTIVES[call.collective].uneven == "none":
         text += f" in_place={call.in_place}"

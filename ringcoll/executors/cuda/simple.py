@@ -25,7 +25,7 @@ from ringcoll.executors.cuda.params import (
     padded,
 )
 from ringcoll.executors.cuda.source import elements_word, kernel_text, names_of
-from ringcoll.executors.cuda.workspace import FLAGS, Workspace
+from ringcoll.executors.cuda.workspace import FLAGS, LARGE_SCRATCH_BYTES, Workspace
 from ringcoll.executors.rows import flag_slots
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
@@ -225,6 +225,15 @@ class BlockWords:
             words[first + word + 1] = where | piece * item << 16
 
 
+def _whole_kernel(program: Program, workspace: Workspace, local: Sequence[Addresses]) -> KernelPart:
+    """All blocks of a program; with the large SCRATCH where ranks have been given its addresses."""
+    blocks = frozenset(range(len(program.blocks)))
+    if any(at.scratch for at in local):
+        return KernelPart(blocks, None, LARGE_SCRATCH_BYTES, whole=True)
+    whole, room = takes_both_halves(program), scratch_room(program, workspace)
+    return KernelPart(blocks, workspace.scratch, room, whole)
+
+
 class Writer:
     """Writes the words of ranks: the whole call, or the part of a kernel.
 
@@ -243,12 +252,7 @@ class Writer:
         *,
         scales: bool = False,
     ) -> None:
-        self.carried = kernel_part or KernelPart(
-            frozenset(range(len(program.blocks))),
-            workspace.scratch,
-            scratch_room(program, workspace),
-            takes_both_halves(program),
-        )
+        self.carried = kernel_part or _whole_kernel(program, workspace, local)
         self.program, self.dtype, self.workspace = program, dtype, workspace
         self.scales, self._item = scales, _slot_item(program, dtype)
         self.slots = flag_slots(program, FLAGS)

@@ -25,6 +25,9 @@ MOST_BLOCKS = 160
 FLAGS = 64
 """Pairs of blocks that may signal from one rank to another, each with a flag for every replica."""
 
+LARGE_SCRATCH_BYTES = 256 << 20
+"""SCRATCH of large calls, which has memory of its own: see :mod:`.large_scratch`."""
+
 _REPORT_BYTES = 32
 HELLOS = 64
 """Where the hellos begin, ``u32[HELLO_SLOTS][source rank][HELLO_STRIDE][4]``."""

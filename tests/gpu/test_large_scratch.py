@@ -1,4 +1,4 @@
-"""SCRATCH of copy engines: ranks that wait for nobody use it from the same call on."""
+"""SCRATCH of large calls: ranks that wait for nobody use it from the same call on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 
 from ringcoll.cuda import quarantine
 from ringcoll.errors import MachineError
-from ringcoll.executors.cuda import copy_scratch
-from ringcoll.executors.cuda.copy_scratch import SCRATCH_BYTES, CopyScratch
+from ringcoll.executors.cuda import large_scratch
+from ringcoll.executors.cuda.large_scratch import LargeScratch
+from ringcoll.executors.cuda.workspace import LARGE_SCRATCH_BYTES
 from ringcoll.transports.handles import MemoryHandle
+from ringcoll.tuner.measured import STAGED_CALLS
 
 CALLS = 60
 FREE = 1 << 40
@@ -25,7 +27,7 @@ class Memory:
     """Stands for an allocation."""
 
     def __init__(self, pointer: int) -> None:
-        self.pointer, self.nbytes, self.freed = pointer, SCRATCH_BYTES, False
+        self.pointer, self.nbytes, self.freed = pointer, LARGE_SCRATCH_BYTES, False
 
     def free(self) -> None:
         self.freed = True
@@ -48,7 +50,7 @@ def made(monkeypatch):
         def __exit__(self, *_error: object) -> None: ...
 
     def allocate(ordinal, nbytes, *, what, waits):
-        assert nbytes == SCRATCH_BYTES
+        assert nbytes == LARGE_SCRATCH_BYTES
         assert not waits, "a kernel may wait for this thread"
         found.memory.append(Memory((ordinal + 1) << 32))
         return found.memory[-1]
@@ -66,12 +68,12 @@ def made(monkeypatch):
         found.unmapped += len(opened)
         opened.clear()
 
-    monkeypatch.setattr(copy_scratch, "on", On)
-    monkeypatch.setattr(copy_scratch, "outside_capture", On)
-    monkeypatch.setattr(copy_scratch, "allocate", allocate)
-    monkeypatch.setattr(copy_scratch, "handle_of", handle_of)
-    monkeypatch.setattr(copy_scratch, "pointer_to", pointer_to)
-    monkeypatch.setattr(copy_scratch, "unmap", unmap)
+    monkeypatch.setattr(large_scratch, "on", On)
+    monkeypatch.setattr(large_scratch, "outside_capture", On)
+    monkeypatch.setattr(large_scratch, "allocate", allocate)
+    monkeypatch.setattr(large_scratch, "handle_of", handle_of)
+    monkeypatch.setattr(large_scratch, "pointer_to", pointer_to)
+    monkeypatch.setattr(large_scratch, "unmap", unmap)
     return found
 
 
@@ -83,7 +85,7 @@ def answers(together, nranks: int, seed: int, calls: int = CALLS, refused: float
 
     def run(fabric):
         rng = random.Random(seed * 100 + fabric.rank)
-        scratch = CopyScratch(fabric, fabric.rank)
+        scratch = LargeScratch(fabric, fabric.rank)
         found = []
         for _ in range(calls):
             if rng.random() < 0.2:
@@ -125,7 +127,7 @@ def test_all_ranks_change_at_the_same_call(made, together, nranks, refused):
 
 def test_no_rank_waits_for_one_that_makes_no_call(made, together):
     def run(fabric):
-        scratch = CopyScratch(fabric, fabric.rank)
+        scratch = LargeScratch(fabric, fabric.rank)
         found = []
         for _ in range(20 * (fabric.rank == 0)):
             found.append(scratch.number())
@@ -137,16 +139,75 @@ def test_no_rank_waits_for_one_that_makes_no_call(made, together):
     assert together(2, run) == [[False] * 20, []]
 
 
+def test_calls_by_kernels_take_memory_if_enough_of_them_are_staged(made, together):
+    def run(fabric):
+        scratch, found, used = LargeScratch(fabric, fabric.rank), list[bool](), list[bool]()
+        for call in range(2 * STAGED_CALLS + 5):
+            for _ in range(2):  # the first one is refused, or captured
+                # Rank 1 knows of no buffer that is not mapped, and takes memory when rank 0 has.
+                used.append(scratch.number(staged=fabric.rank == 0 and call % 2 == 0))
+            scratch.launched()
+            fabric.allgather(b"", what="a large call")
+            found.append(scratch.nbytes > 0)
+            fabric.allgather(b"", what="the next one")
+        scratch.unmap()
+        fabric.allgather(b"", what="all have unmapped")
+        scratch.free()
+        fabric.allgather(b"", what="all have freed")
+        scratch.number(staged=True)
+        again = scratch.nbytes
+        scratch.close()
+        return found, used, again
+
+    (first, used, again), (second, also, _) = together(2, run)
+    staged = 2 * STAGED_CALLS - 1  # calls until so many were staged
+    assert first == [False] * staged + [True] * 6
+    # Both are in one call, so rank 1 may see the offer in this call or the next.
+    assert second in (first, [False] * (staged + 1) + [True] * 5)
+    assert used == also and used[-1] and used == sorted(used)
+    assert again == 0, "what was staged before trim counts no more"
+
+
+def test_calls_by_kernels_take_no_memory_where_all_buffers_are_mapped(made, together):
+    def run(fabric):
+        scratch = LargeScratch(fabric, fabric.rank)
+        found = []
+        for _ in range(CALLS):
+            found.append(scratch.number(staged=False))
+            scratch.launched()
+        fabric.allgather(b"", what="the end of a test")
+        scratch.close()
+        return any(found), scratch.nbytes
+
+    assert together(2, run) == [(False, 0)] * 2
+    assert not made.memory
+
+
 def test_all_do_without_if_a_rank_has_no_memory(made, together):
-    made.free = 16 * SCRATCH_BYTES - 1
+    made.free = 16 * LARGE_SCRATCH_BYTES - 1
     assert [calls for calls, _ in answers(together, 2, 1)] == [[False] * CALLS] * 2
     assert not made.memory
+
+
+def test_nothing_is_allocated_where_a_rank_has_no_memory_for_it(made, together):
+    def run(fabric):
+        scratch = LargeScratch(fabric, fabric.rank)
+        if fabric.rank == 1:
+            made.free = 16 * LARGE_SCRATCH_BYTES - 1
+            scratch.number()
+            made.free = FREE
+        fabric.allgather(b"", what="rank 1 has declined")
+        found = scratch.number(), scratch.nbytes
+        scratch.close()
+        return found
+
+    assert together(2, run) == [(False, 0)] * 2
 
 
 def test_all_do_without_if_a_rank_cannot_map(made, together, caplog):
     made.fails = lambda rank, peer: rank == 1
     assert [calls for calls, _ in answers(together, 2, 1)] == [[False] * CALLS] * 2
-    assert "copy engines get no large SCRATCH: no mapping" in caplog.text
+    assert "large calls get no SCRATCH of their own: no mapping" in caplog.text
     assert all(memory.freed for memory in made.memory)
 
 
@@ -155,9 +216,9 @@ def test_a_leader_that_dies_in_the_middle_is_told(made, together):
     from ringcoll.errors import Error
 
     def run(fabric):
-        scratch = CopyScratch(fabric, fabric.rank)
+        scratch = LargeScratch(fabric, fabric.rank)
         if fabric.rank == 0:
-            scratch._words[0][copy_scratch._DECIDING] = 1
+            scratch._words[0][large_scratch._DECIDING] = 1
             fabric.allgather(b"", what="the leader closes")
             fabric.abort("rank 0 ends")
             return "gone"
@@ -172,7 +233,7 @@ def test_a_leader_that_dies_in_the_middle_is_told(made, together):
 
 def test_calls_of_a_group_have_numbers_of_their_own_before_they_are_launched(made, together):
     def run(fabric):
-        scratch = CopyScratch(fabric, fabric.rank)
+        scratch = LargeScratch(fabric, fabric.rank)
         scratch.number()
         fabric.allgather(b"", what="all have offered")
         scratch.number()  # the same call: it was refused before
@@ -189,7 +250,7 @@ def test_calls_of_a_group_have_numbers_of_their_own_before_they_are_launched(mad
 
 def test_a_signal_handler_that_makes_a_call_in_the_middle_does_not_wait_for_itself(made, together):
     def run(fabric):
-        scratch: Any = CopyScratch(fabric, fabric.rank)
+        scratch: Any = LargeScratch(fabric, fabric.rank)
         offer, inner = scratch._offer, []
 
         def interrupted():
@@ -212,7 +273,7 @@ def test_memory_that_is_given_back_is_taken_again(made, together):
     """All ranks change at the same call again, to memory that they map anew."""
 
     def run(fabric):
-        scratch: Any = CopyScratch(fabric, fabric.rank)
+        scratch: Any = LargeScratch(fabric, fabric.rank)
         rounds = []
         for _ in range(3):
             found = []
@@ -234,7 +295,7 @@ def test_memory_that_is_given_back_is_taken_again(made, together):
     assert both[0] == both[1]
     for number, (found, held, after, in_use) in enumerate(both[0], 1):
         assert not found[0] and found[4:] == [True] * len(found[4:])
-        assert held == (SCRATCH_BYTES, number, 2)
+        assert held == (LARGE_SCRATCH_BYTES, number, 2)
         assert (after, in_use) == (0, False)
     assert len(made.memory) == 6 and all(memory.freed for memory in made.memory)
     assert made.unmapped == 6
@@ -244,7 +305,7 @@ def test_memory_is_freed_when_no_peer_has_it_mapped(made, together):
     """To free what another process has mapped is undefined, and copies of it may still be read."""
 
     def run(fabric):
-        scratch = CopyScratch(fabric, fabric.rank)
+        scratch = LargeScratch(fabric, fabric.rank)
         scratch.number()
         fabric.allgather(b"", what="all have offered")
         scratch.number()
@@ -268,14 +329,14 @@ def test_memory_is_freed_when_no_peer_has_it_mapped(made, together):
 
 def test_memory_of_a_rank_whose_peer_has_died_is_freed(made, together, monkeypatch):
     dead: set[int] = set()
-    monkeypatch.setattr(copy_scratch, "is_gone", dead.__contains__)
+    monkeypatch.setattr(large_scratch, "is_gone", dead.__contains__)
 
     def run(fabric):
-        scratch = CopyScratch(fabric, fabric.rank)
+        scratch = LargeScratch(fabric, fabric.rank)
         scratch.number()
         fabric.allgather(b"", what="all have offered")
         if fabric.rank == 1:
-            scratch._words[1][copy_scratch._PROCESS] = 4321
+            scratch._words[1][large_scratch._PROCESS] = 4321
             fabric.allgather(b"", what="the number of a process")
             return None
         fabric.allgather(b"", what="the number of a process")
@@ -291,7 +352,7 @@ def test_memory_of_a_rank_whose_peer_has_died_is_freed(made, together, monkeypat
 
 def test_a_forked_process_leaves_its_parents_memory_alone(made, together, monkeypatch):
     def run(fabric):
-        scratch: Any = CopyScratch(fabric, fabric.rank)
+        scratch: Any = LargeScratch(fabric, fabric.rank)
         scratch.number()
         fabric.allgather(b"", what="all have offered")
         scratch.number()
@@ -299,7 +360,7 @@ def test_a_forked_process_leaves_its_parents_memory_alone(made, together, monkey
         with forked:
             scratch.close()
         fabric.allgather(b"", what="a child has closed")
-        found = scratch._memory.freed, scratch._words[fabric.rank][copy_scratch._UNMAPPED]
+        found = scratch._memory.freed, scratch._words[fabric.rank][large_scratch._UNMAPPED]
         fabric.allgather(b"", what="all have looked")
         scratch.close()
         return found
@@ -308,11 +369,11 @@ def test_a_forked_process_leaves_its_parents_memory_alone(made, together, monkey
         """Every process takes itself for a child meanwhile."""
 
         def __enter__(self) -> None:
-            monkeypatch.setattr(copy_scratch, "os", types.SimpleNamespace(getpid=lambda: -1))
+            monkeypatch.setattr(large_scratch, "os", types.SimpleNamespace(getpid=lambda: -1))
 
         def __exit__(self, *_error: object) -> None:
             at_end.wait()
-            monkeypatch.setattr(copy_scratch, "os", os)
+            monkeypatch.setattr(large_scratch, "os", os)
 
     forked, at_end = Forked(), threading.Barrier(2)
     assert together(2, run) == [(False, 0)] * 2
@@ -326,7 +387,7 @@ def test_both_ends_of_a_pair_change_at_the_same_message(made, together, refused)
 
     def run(fabric):
         rank, rng = fabric.rank, random.Random(fabric.rank)
-        scratch = CopyScratch(fabric, rank)
+        scratch = LargeScratch(fabric, rank)
         ends = [(peer, sends) for peer in range(3) if peer != rank for sends in (False, True)]
         found: dict[tuple[int, bool], list[bool]] = {end: [] for end in ends}
         for _ in range(CALLS):

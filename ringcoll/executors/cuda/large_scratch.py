@@ -1,10 +1,13 @@
-"""The large SCRATCH of copy engines: allocated by the first large call, used from an agreed one on.
+"""The large SCRATCH: allocated by large calls that need it, used by all from an agreed one on.
 
-Copy engines reach the link's rate with slices of tens of MiB, for which a workspace has no room.
-Most communicators never make such a call, so the first one that does allocates the memory. The rank
-writes its handle to shared memory and goes on without; its peers map the memory in large calls of
-their own. No rank waits for another: a program may need this call to return before its other ranks
-make theirs.
+Copy engines, and kernels that stage, reach the link's rate with slices of tens of MiB, for which a
+workspace has no room. Most communicators never make such calls, so the first one by copy engines
+allocates the memory, or one after eight whose buffers kernels staged. The rank writes its handle to
+shared memory and goes on without; its peers map the memory in large calls of their own. No rank
+waits for another: a program may need this call to return before its other ranks make theirs.
+
+It has no halves. A call that uses it, by copy engines or by kernels, begins only when all ranks
+have entered it, so all earlier calls have ended.
 
 So that all ranks change at the same call, each publishes the number of every large call that it
 makes without. Rank 0, once all have mapped all, stores that it is deciding, reads these numbers,
@@ -40,15 +43,16 @@ from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import DeviceMemory, allocate
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.errors import MachineError
+from ringcoll.executors.cuda.workspace import LARGE_SCRATCH_BYTES
 from ringcoll.fabric import Fabric
 from ringcoll.host.fence import fence_of
 from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 from ringcoll.transports.peers import is_gone
+from ringcoll.tuner.measured import STAGED_CALLS
 
 _log = log.logger()
 
-SCRATCH_BYTES = 256 << 20
 _SHARE = 16
 """SCRATCH takes no more than this part of the memory that is free."""
 
@@ -66,10 +70,10 @@ peer with it, and that message."""
 _OFFERED, _DECLINED = 1, 2
 _HEAD, _END = 64, 64 + MEMORY_HANDLE_BYTES
 _PAIRS = -(-_END // 8) * 8
-_WHAT = "SCRATCH of copy engines"
+_WHAT = "SCRATCH of large calls"
 
 
-class CopyScratch:
+class LargeScratch:
     """One rank's side; constructing it is collective."""
 
     def __init__(self, fabric: Fabric, ordinal: int) -> None:
@@ -83,7 +87,8 @@ class CopyScratch:
         self._words[self._rank][_PROCESS] = os.getpid()
         self._ordered = fence_of()
         self._lock = threading.RLock()  # a signal handler may make a call in the middle
-        self._launched = self._calls = self._from = 0
+        self._launched = self._calls = self._from = self._staged = 0
+        self._stages = False  # whether kernels stage the last call that was numbered
         # By peer and whether this rank sends: the messages launched, and the first with SCRATCH.
         self._messages: Counter[tuple[int, bool]] = Counter()
         self._begins: dict[tuple[int, bool], int] = {}
@@ -112,21 +117,23 @@ class CopyScratch:
         """Whether the last large call that was numbered uses it."""
         return 0 < self._from <= self._calls
 
-    def number(self, before: int = 0) -> bool:
+    def number(self, before: int = 0, *, staged: bool | None = None) -> bool:
         """Number a large call, before it is prepared; whether it uses this SCRATCH.
 
         ``before`` large calls are to be launched first, those of its group. All ranks launch the
-        same large calls, and get the same answers for them.
+        same large calls, and get the same answers for them. ``staged``: of kernels, whether they
+        stage it, as far as this rank knows; None: copy engines run it.
         """
         with self._lock:
-            self._calls = self._launched + before + 1
+            self._calls, self._stages = self._launched + before + 1, bool(staged)
             if not self._from:
-                self._agree()
+                self._agree(at_once=staged is None)
             return self.in_use
 
     def launched(self) -> None:
         """A large call has been launched, outside of a capture."""
         self._launched += 1
+        self._staged += self._stages
 
     def number_message(self, peer: int, *, sends: bool, before: int = 0) -> bool:
         """Number a large message, before it is prepared; whether it uses the receiver's SCRATCH.
@@ -180,9 +187,13 @@ class CopyScratch:
             begins[rank][peer] = max(number, 1 + sent[peer][rank])
         return begins[rank][peer]
 
-    def _agree(self) -> None:
+    def _agree(self, *, at_once: bool) -> None:
         own, first = self._words[self._rank], self._words[0]
         if not own[_OFFER]:
+            offers = [words[_OFFER] for words in self._words]
+            wanted = at_once or self._staged >= STAGED_CALLS or _OFFERED in offers
+            if _DECLINED in offers or not wanted:
+                return
             self._offer()
         if not own[_MAPPED]:
             self._map()
@@ -216,14 +227,16 @@ class CopyScratch:
         try:
             with on(self._ordinal) as cuda, outside_capture():
                 free, _ = cuda.memGetInfo()
-                if free < _SHARE * SCRATCH_BYTES:
+                if free < _SHARE * LARGE_SCRATCH_BYTES:
                     raise MachineError(f"only {free >> 20} MiB are free")
                 if self._memory is None:  # else a signal's exception ended an offer
-                    self._memory = allocate(self._ordinal, SCRATCH_BYTES, what=_WHAT, waits=False)
-                handle = handle_of(cuda, self._ordinal, self._memory.pointer, SCRATCH_BYTES)
+                    nbytes = LARGE_SCRATCH_BYTES
+                    self._memory = allocate(self._ordinal, nbytes, what=_WHAT, waits=False)
+                pointer = self._memory.pointer
+                handle = handle_of(cuda, self._ordinal, pointer, self._memory.nbytes)
                 handle = replace(handle, ipc=cuda.ipcGetMemHandle(self._memory.pointer))
         except (MachineError, RuntimeError) as error:
-            _log.info("rank %d: copy engines get no large SCRATCH: %s", self._rank, error)
+            _log.info("rank %d: large calls get no SCRATCH of their own: %s", self._rank, error)
             own[_OFFER] = _DECLINED
             return
         self._handles[self._rank] = handle
@@ -256,12 +269,12 @@ class CopyScratch:
                 )
         except (MachineError, RuntimeError) as error:
             # The peers never see it mapped, so no call of all ranks uses any.
-            _log.warning("rank %d: copy engines get no large SCRATCH: %s", self._rank, error)
+            _log.warning("rank %d: large calls get no SCRATCH of their own: %s", self._rank, error)
             self._failed = True
         return peer in self._pointers
 
     def unmap(self) -> None:
-        """Unmap the peers' memory, which is to be freed; no copy of any rank may be running."""
+        """Unmap the peers' memory, which is to be freed; no call of any rank may be running."""
         with self._lock:
             self._from = 0
             self._begins.clear()
@@ -279,6 +292,7 @@ class CopyScratch:
             if memory is not None:
                 memory.free()
             self._handles.clear()
+            self._staged = 0
             self.generation += 1
             for word in (_OFFER, _MAPPED, _CALLS, _DECIDING, _FROM):
                 self._words[self._rank][word] = 0
