@@ -69,6 +69,8 @@ def kinds(comm: Any) -> dict[str, Kind]:
     import cupy
     import torch
 
+    import ringcoll
+
     n, total = comm.nranks, comm.nranks * (comm.nranks + 1) // 2
     after, before = (comm.rank + 1) % n, (comm.rank - 1) % n
     kept, tensor = comm.empty(COUNT, "float32"), comm.empty(COUNT, "float32", like="torch")
@@ -99,6 +101,11 @@ def kinds(comm: Any) -> dict[str, Kind]:
 
     def waited() -> None:
         comm.all_reduce(kept, async_op=True).wait()
+
+    def grouped() -> None:
+        with ringcoll.group():
+            comm.send(plain, after)
+            comm.recv(single, before)
 
     return {
         "empty kernel": Kind(lambda: empty((1,), (32,), ())),
@@ -136,6 +143,7 @@ def kinds(comm: Any) -> dict[str, Kind]:
         "sendrecv": Kind(
             lambda: comm.sendrecv(plain, after, single, before), plain, single, before + 1
         ),
+        "a group of send and recv": Kind(grouped, plain, single, before + 1),
         "barrier": Kind(comm.barrier),
         "20 MiB, CuPy, symmetric": long(shared, lambda: comm.all_reduce(shared)),
         "20 MiB, CuPy, plain": long(own, lambda: comm.all_reduce(own)),
@@ -166,6 +174,8 @@ def new_counts(comm: Any, settle: Callable[[], object]) -> Iterator[tuple[str, f
     """
     import cupy
 
+    import ringcoll
+
     n, me = comm.nranks, comm.rank
     after, before, total = (me + 1) % n, (me - 1) % n, n * (n + 1) // 2
     sent = cupy.full(n * STRIDE, me + 1, "float32")
@@ -184,6 +194,11 @@ def new_counts(comm: Any, settle: Callable[[], object]) -> Iterator[tuple[str, f
         counts = [500 + k + p for p in range(n)]
         comm.all_gather_v(sent[: counts[me]], row(k, sum(counts)), counts)
 
+    def grouped(k: int) -> None:
+        with ringcoll.group():
+            comm.send(sent[: 1000 + k], after)
+            comm.recv(row(k, 1000 + k), before)
+
     def wanted_of(k: int, length: Callable[[int, int], int]) -> Any:
         return cupy.repeat(cupy.arange(1, n + 1), [length(k, p) for p in range(n)])
 
@@ -198,6 +213,7 @@ def new_counts(comm: Any, settle: Callable[[], object]) -> Iterator[tuple[str, f
             lambda k: comm.sendrecv(sent[: 1000 + k], after, row(k, 1000 + k), before),
             lambda k: cupy.full(1000 + k, before + 1),
         ),
+        "a group of send and recv": (grouped, lambda k: cupy.full(1000 + k, before + 1)),
     }
     for name, (call, right) in kinds.items():
         got.fill(POISON)

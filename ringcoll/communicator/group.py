@@ -61,9 +61,19 @@ class Group:
     def __init__(self) -> None:
         self.items: list[Item | Control] = []
         self.alive: list[object] = []
-        self.work = _work()
-        """Of the innermost body, which may be discarded alone."""
-        self.works = [self.work]
+        self.works: list[Work] = []
+        self.asked: Work | None = None
+        """That of the innermost body, which may be discarded alone, once a call asked for it."""
+
+    @property
+    def work(self) -> Work:
+        """What an asynchronous call of the innermost body returns."""
+        if self.asked is None:
+            self.asked = Work(
+                "of a group", not_started="the group that it belongs to has not ended"
+            )
+            self.works.append(self.asked)
+        return self.asked
 
     def add(self, state: RankState, call: Launched, timeout: float | None, alive: object) -> None:
         """Add a call to run at the end of the group; keeps its arrays ``alive`` until then."""
@@ -75,10 +85,6 @@ class Group:
         """Collect a call of the control plane."""
         state.usable()
         self.items.append((state, ControlCall(run), None))
-
-
-def _work() -> Work:
-    return Work("of a group", not_started="the group that it belongs to has not ended")
 
 
 def current() -> Group | None:
@@ -118,16 +124,15 @@ def group() -> Iterator[None]:
     """
     outer = current()
     if outer is not None:
-        first, before = (len(outer.items), len(outer.works)), outer.work
-        outer.work = _work()
-        outer.works.append(outer.work)
+        first, before = (len(outer.items), len(outer.works)), outer.asked
+        outer.asked = None
         try:
             yield
         except BaseException as error:
             _discard(outer, *first, error)
             raise
         finally:
-            outer.work = before
+            outer.asked = before
         return
     mine = Group()
     open_groups.add(mine)
@@ -148,13 +153,17 @@ def group() -> Iterator[None]:
             of_thread.group = None
     states = {id(state): state for state, _, _ in mine.items}
     try:
-        with contextlib.ExitStack() as held:
-            for state in states.values():
-                state.yield_to_worker()
-            # All threads take the locks in one order, so that two groups cannot deadlock.
-            for _, state in sorted(states.items()):
-                held.enter_context(state.lock)
-            _run_in_stages(mine.items)
+        for state in states.values():
+            state.yield_to_worker()
+        if len(states) == 1:  # most groups: a stack of locks would take some µs more
+            with state.lock:
+                _run_in_stages(mine.items)
+        else:
+            with contextlib.ExitStack() as held:
+                # All threads take the locks in one order, so that two groups cannot deadlock.
+                for _, state in sorted(states.items()):
+                    held.enter_context(state.lock)
+                _run_in_stages(mine.items)
     except BaseException as error:
         for state in states.values():
             state.fail(error)
@@ -225,7 +234,11 @@ def run_together(items: list[Item]) -> None:
     if not items:
         return
     states = list({id(state): state for state, _, _ in items}.values())
-    timeout = min(_timeout(item) for item in items)
+
+    def driven(tasks: list[Task]) -> None:
+        timeout = min(map(_timeout, items))
+        drive(tasks, lambda ready: wait_for(states, ready, timeout))
+
     begun = False
     try:
         for state in states:
@@ -235,20 +248,15 @@ def run_together(items: list[Item]) -> None:
         joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
         alone = None if joint else _only_messages(items)
         if alone is not None:
-            alone.issue(
-                [call for _, call, _ in items if isinstance(call, Call)],
-                timeout,
-                "of a group",
-                (),
-                later=False,
-            )
+            calls = [call for _, call, _ in items if isinstance(call, Call)]
+            alone.issue(calls, min(map(_timeout, items)), "of a group", (), later=False)
             return
         if len(joint) < len(items):
-            drive(_tasks(items), lambda ready: wait_for(states, ready, timeout))
+            driven(_tasks(items))
         for first in {type(call): call for call in joint}.values():
             tasks = first.tasks([call for call in joint if type(call) is type(first)])
             if tasks:
-                drive(tasks, lambda ready: wait_for(states, ready, timeout))
+                driven(tasks)
     except BaseException as error:
         limit = more_frames(error)
         try:

@@ -240,10 +240,11 @@ class CudaEngine(MessageEngine):
         group, state = current(), self._state
         if group is not None:
             group.add(state, call, None, alive)
-            before = self._owners
-            same = before if self._group() is group else {}
-            self._owners, self._group = {**same, stream: owner}, weakref.ref(group)
-            self._keep(before)
+            before, same = self._owners, self._group() is group
+            if not same or before.get(stream) is not owner:
+                own = {**before, stream: owner} if same else {stream: owner}
+                self._owners, self._group = own, weakref.ref(group)
+                self._keep(before)
             return group.work if later else None
         with state.lock:
             before = self._owners
