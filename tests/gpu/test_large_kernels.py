@@ -240,3 +240,10 @@ def test_a_group_takes_it_from_one_number_on(ranks_of):
         return [int(each.min()) for each in found] + [int(each.max()) for each in found]
 
     assert each(comms, run) == [[3] * 18] * 2
+
+
+def test_explain_says_what_runs_in_the_end(ranks_of):
+    [comm, _], _, _ = ranks_of(2)
+    text, small = comm.explain("all_gather", 8 * LEAST), comm.explain("all_gather", LEAST // 2)
+    assert "SCRATCH is that of large calls" in text and "S = 5" in text
+    assert "of large calls" not in small

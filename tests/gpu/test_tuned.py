@@ -117,6 +117,12 @@ def test_calls_by_copy_engines_begin_when_all_ranks_have_scratch():
         assert (found.engine, found.algorithm, found.launch.slices) == ("copy", "all_pairs_pull", 4)
 
 
+def test_kernels_with_scratch_of_large_calls_have_the_entries_of_their_memory():
+    fits = KernelFits(Workspace(2), LARGE_SCRATCH_BYTES)
+    found = choose(call(LARGE), MACHINE, Limits(large_scratch="sm", mapped=ALL_MAPPED), fits)
+    assert (found.engine, found.algorithm) == ("sm", "one_shot")
+
+
 def by_copies(nranks: int, collective: str, nbytes: int, op: Any = "sum", at: int = LARGE) -> bool:
     copied = entry(at, on_gpu("all_pairs_pull", engine="copy"), collective=collective)
     table = parse(json.dumps(content(ranks=nranks, entries=[copied])))
