@@ -155,7 +155,7 @@ def group() -> Iterator[None]:
     try:
         for state in states.values():
             state.yield_to_worker()
-        if len(states) == 1:  # most groups: a stack of locks would take some µs more
+        if len(states) == 1:  # most groups: they need no stack of locks
             with state.lock:
                 _run_in_stages(mine.items)
         else:

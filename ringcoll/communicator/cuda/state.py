@@ -273,7 +273,7 @@ class CudaState(MessageState):
             return False
         if memory.large is None:
             return True
-        # Else this rank publishes no number.
+        # A closed or forked rank publishes no number: the call is refused where it is prepared.
         usable = not (self.closed or self.inherited) and self.broken is None
         return usable and self._number_large(staged=False) == memory.large
 

@@ -63,11 +63,8 @@ class KernelFits:
             ll_layout = LLLayout(call.dtype, choice.launch.lanes)
             need = ll_scratch_bytes(program, layout, ll_layout)
             return need, workspace.region(choice.launch.protocol)[1]
-        room = self.large
-        if not room and choice.engine == "copy":
-            room = workspace.copied
-        room = room or scratch_room(program, workspace)
-        return scratch_bytes(program, layout, call.dtype), room
+        own = workspace.copied if choice.engine == "copy" else scratch_room(program, workspace)
+        return scratch_bytes(program, layout, call.dtype), self.large or own
 
     def parameters(self, call: Call, choices: Sequence[Choice], together: int) -> bool:
         """Whether one launch of so many ranks holds the steps of all these choices."""

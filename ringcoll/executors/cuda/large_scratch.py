@@ -94,7 +94,7 @@ class LargeScratch:
         self._begins: dict[tuple[int, bool], int] = {}
         self._failed = False
         self.captured = False
-        """Whether a graph may copy to it: then it stays until the communicator is closed."""
+        """Whether a graph may use it: then it stays until the communicator is closed."""
         self.generation = 1
         """Grows when the memory is given back: prepared calls hold its addresses."""
         self._memory: DeviceMemory | None = None
