@@ -116,10 +116,11 @@ def begin(
 ) -> Communicator:
     """What :func:`init` makes; ``ordinal``: the caller's choice of a GPU, ``met``: id and rank."""
     from ringcoll.bootstrap import joined
-    from ringcoll.fabric import open_fabric
 
     seconds = config.timeout or 60.0
     with joined(bootstrap, timeout=seconds, **met) as world:
+        from ringcoll.fabric import open_fabric  # here the others learn why it cannot be loaded
+
         fabric = open_fabric(world, timeout=seconds, node=settings.node)
     comm = communicator_on(fabric, config, settings, ordinal)
     comm._settle()
