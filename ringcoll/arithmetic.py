@@ -92,6 +92,16 @@ class Reduction:
                 # A partial that was rounded when it was stored: it is only widened again.
                 self._loaders[k] = _loader(OPS["sum"], dtype)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it copies, or combines the arrays as they are by :attr:`ufunc` alone."""
+        return self._op is None or (self._direct and not any(self._loaders))
+
+    @property
+    def ufunc(self) -> Callable[..., object] | None:
+        """What combines two arrays; None where one is copied."""
+        return None if self._op is None else self._ufunc
+
     def on(self, srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure:
         """A closure that does it on these arrays, again and again, one thread at a time.
 

@@ -148,6 +148,8 @@ class Settings:
             out, 0.25; benchmarks wait for ever (``math.inf``).
         tuning: path of a table that ``ringcoll tune`` has written, or "off"; left out, the one in
             the user's cache folder for this device and number of ranks. All ranks take rank 0's.
+        compiled: whether small calls of CPU ranks that come again are made by the package's
+            compiled part; left out, they are where it has been built.
 
     """
 
@@ -161,6 +163,7 @@ class Settings:
     register: bool | None = None
     kernel_wait: float | None = None
     tuning: str | None = None
+    compiled: bool | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -174,7 +177,7 @@ class Settings:
 
 OPTIONS = tuple(field.name for field in fields(Config))
 SETTINGS = tuple(field.name for field in fields(Settings))
-_OWN = ("node", "cache_dir", "debug", "kernel_wait")  # each rank's own business
+_OWN = ("node", "cache_dir", "debug", "kernel_wait", "compiled")  # each rank's own business
 
 
 def from_options(where: str, /, **options: Any) -> Config:

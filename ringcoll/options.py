@@ -222,6 +222,7 @@ OPTION_TYPES: Mapping[str, OptionType] = {
     "register": _FLAG,
     "kernel_wait": _SECONDS,
     "tuning": OptionType("a path, or off", _path),
+    "compiled": _FLAG,
 }
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""
 

@@ -60,6 +60,14 @@ torch_environment() {
     esac
 }
 
+# compiled_part: builds the package's compiled part in the checkout for the Python of the
+# environment, if its source has changed since, by the compiler at hand.
+compiled_part() {
+    has_compiler || export CC="$python -m ziglang cc" LDSHARED="$python -m ziglang cc -shared"
+    "$python" scripts/build_hook.py >/dev/null ||
+        echo "ringcoll: without the compiled part, whose tests are skipped" >&2
+}
+
 # The kernels are tested on the CPU too, where a C++ compiler builds them.
 has_compiler() {
     command -v g++ >/dev/null || command -v clang++ >/dev/null || command -v c++ >/dev/null

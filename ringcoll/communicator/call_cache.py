@@ -71,6 +71,7 @@ class CheckedCall:
     any_class: Any = None  # the prepared call, if memory of any class will do
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
     steady: dict[tuple[int, int], Steady] = field(default_factory=dict)  # by address of both
+    taken: int = 0  # see SmallCalls.add, of CPU ranks
 
     alone: bool = field(init=False)  # whether INPUT and OUTPUT are its first argument
     apart: bool = field(init=False)  # whether they are its first and its second

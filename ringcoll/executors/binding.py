@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
+from ringcoll.arithmetic import Reduction
 from ringcoll.dtypes import ReduceOp
 from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Layout
@@ -37,8 +38,11 @@ class Operand:
     own: bool  # in INPUT or OUTPUT of this rank
 
 
-RowArrays = tuple[Operand, Sequence[Operand], Sequence[Operand], list[Array], list[Array]]
-"""What says how many elements a row has, its sources and destinations, and their arrays."""
+RowArrays = tuple[
+    Operand, Sequence[Operand], Sequence[Operand], list[Array], list[Array], Reduction | None
+]
+"""What says how many elements a row has, its sources and destinations, their arrays, and what it
+does with them; None: the ranks' own operators decide."""
 
 
 @dataclass(slots=True, eq=False)

@@ -228,7 +228,7 @@ def _work(
         return _message(step, count, block, wiring, bound)
     srcs, dsts = bound.views(step.srcs, count), bound.views(step.dsts, count)
     if step.extent is not None:
-        bound.works.append((step.extent, step.srcs, step.dsts, srcs, dsts))
+        bound.works.append((step.extent, step.srcs, step.dsts, srcs, dsts, step.reduction))
     reduce = (step.reduction or _reduction(row, wiring, bound.loads)).on(srcs, dsts)
     if bound.pacer is not None:
         links = [(src.rank, me) for src in row.srcs if src.rank != me]

@@ -14,7 +14,7 @@ costs more here: with 40, 5 ranks on 2 cores took 345 µs for 8 bytes, with 2 th
 
 _SPINS_ON_A_CORE, _SPINS_ON_SHARED_CORES = 40, 4
 
-_AT_ONCE = 20
+AT_ONCE = 20
 """Yields of the processor, with a poll behind each, before a rank begins to wait, which costs some
 20 µs: it enters what it waits for, and looks at who has died. Calls of ``benchmarks.small_calls``,
 in turns on 2 cores, median µs with 0, 10, 20 and 60 yields: all_reduce of 256 bytes by 4 ranks 79,
@@ -45,7 +45,7 @@ def polls(spins: int) -> Iterator[None]:
     """
     for _ in range(spins):
         yield
-    for _ in range(_AT_ONCE if spins else 0):
+    for _ in range(AT_ONCE if spins else 0):
         os.sched_yield()
         yield
 

@@ -278,7 +278,8 @@ def test_ranks_agree_on_all_settings_but_those_of_a_rank_alone(name):
         "register": False,
         "kernel_wait": 1.0,
         "tuning": "off",
+        "compiled": False,
     }
     given: dict[str, Any] = {name: values[name]}
-    own = name in ("node", "cache_dir", "debug", "kernel_wait")
+    own = name in ("node", "cache_dir", "debug", "kernel_wait", "compiled")
     assert (Settings(**given).agreed() == Settings().agreed()) == own

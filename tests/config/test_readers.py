@@ -180,6 +180,10 @@ def waits(how, patch):
     return read_in_source("kernel_wait") and how[1].kernel_wait
 
 
+def compiled(how, patch):
+    return read_in_source("compiled") and how[1].compiled
+
+
 def read_in_source(name):
     """Whether a communicator is made by a setting: there need not be GPUs here."""
     folder = ROOT / "ringcoll" / "communicator"
@@ -215,6 +219,7 @@ READERS = {
     "register": ("0", registers),
     "kernel_wait": ("0.5", waits),
     "tuning": ("/nowhere", begun),
+    "compiled": ("0", compiled),
 }
 
 

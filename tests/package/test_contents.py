@@ -20,7 +20,7 @@ PACKAGE = ROOT / "ringcoll"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 PROGRAMS = [
     *(p for folder in ("ringcoll", "tests", "benchmarks") for p in (ROOT / folder).rglob("*.py")),
-    *(p for folder in ("scripts", ".ci") for p in (ROOT / folder).iterdir()),
+    *(p for folder in ("scripts", ".ci") for p in (ROOT / folder).iterdir() if p.is_file()),
 ]
 # From the files, not by importing packages: one that is broken fails its own tests only.
 MODULES = [

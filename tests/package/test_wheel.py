@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from ringcoll.executors.cpu import small_calls
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.generic import generic_texts
 from ringcoll.executors.cuda.shipped import write_archive
@@ -65,12 +69,17 @@ except MachineError as error:
 """
 
 
-def built(checkout: Path, out: Path) -> Path:
+FOR_ALL = {"HATCH_BUILD_NO_HOOKS": "true"}
+"""For a wheel that every Python takes."""
+
+
+def built(checkout: Path, out: Path, env: Mapping[str, str] = FOR_ALL) -> Path:
     """The wheel of a checkout, by hatchling as ``python -m build --wheel`` calls it."""
     pytest.importorskip("hatchling", reason="the group test of pyproject.toml has it")
     out.mkdir()
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-    subprocess.run(command, cwd=checkout, capture_output=True, check=True, timeout=100)
+    env = {**os.environ, **env}
+    subprocess.run(command, cwd=checkout, env=env, capture_output=True, check=True, timeout=100)
     (wheel,) = out.glob("*.whl")
     return wheel
 
@@ -80,9 +89,10 @@ def checkout(tmp_path):
     """The parts of the repository that a wheel is made from."""
     made = tmp_path / "checkout"
     made.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
-        shutil.copy(ROOT / name, made)
-    ignored = shutil.ignore_patterns("__pycache__", "compiled")
+    (made / "scripts").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "scripts/build_hook.py"):
+        shutil.copy(ROOT / name, made / name)
+    ignored = shutil.ignore_patterns("__pycache__", "compiled", "*.so")
     shutil.copytree(ROOT / "ringcoll", made / "ringcoll", ignore=ignored)
     return made
 
@@ -134,3 +144,28 @@ def test_a_wheel_of_a_bare_checkout_has_none(tmp_path, checkout):
     names = zipfile.ZipFile(built(checkout, tmp_path / "dist")).namelist()
     assert "ringcoll/kernels/simple.cuh" in names
     assert [name for name in names if "compiled/" in name or name.endswith(".cubin")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    small_calls._small_calls is None, reason="without a C compiler there is no compiled part"
+)
+def test_a_wheel_has_the_compiled_part_for_the_python_that_builds_it(tmp_path, checkout):
+    wheel = built(checkout, tmp_path / "dist", {})
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(suffix)]
+        assert names == [f"ringcoll/executors/cpu/_small_calls{suffix}"]
+        archive.extract(names[0], tmp_path)
+    assert f"-cp3{sys.version_info.minor}-" in wheel.name
+    spec = importlib.util.spec_from_file_location("_small_calls", tmp_path / names[0])
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    assert found.INTERFACE == small_calls._INTERFACE
+
+
+@pytest.mark.slow
+def test_a_wheel_that_finds_no_c_compiler_goes_without_the_compiled_part(tmp_path, checkout):
+    wheel = built(checkout, tmp_path / "dist", {"CC": str(tmp_path / "none"), "LDSHARED": "none"})
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")] == []

@@ -8,6 +8,7 @@ Messages and calls with a count for each rank are kept once their counts have co
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from typing import Any
@@ -29,14 +30,15 @@ from ringcoll.communicator.cpu.exchange import Exchange, keep, run_exchange
 from ringcoll.communicator.cpu.host_calls import HostCalls
 from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.engine import Check, Engine, check_tag
-from ringcoll.communicator.failures import explained
-from ringcoll.communicator.group import current, of_thread
+from ringcoll.communicator.failures import explained, more_frames
+from ringcoll.communicator.group import current, of_thread, open_groups
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu.cpu_call import CpuCall
+from ringcoll.executors.cpu.small_calls import SmallCalls, fits, is_wanted
 from ringcoll.options import take_seconds
 from ringcoll.views import Extent, address_of
 
@@ -55,6 +57,10 @@ class CpuEngine(Engine):
         self._exchanges: dict[object, Exchange] = {}
         self._seen = Seen(4 * CACHED_CALLS)
         self._arrays = HostArrays()
+        self._small = None
+        settings = state.settings
+        if is_wanted(settings.compiled) and fits(state._host):
+            self._small = SmallCalls(state, state._host, open_groups)
 
     def collective(
         self,
@@ -68,8 +74,22 @@ class CpuEngine(Engine):
         arguments: tuple[Any, ...] = (),
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and run it."""
+        small = None if how else self._small
+        if small is not None:
+            if sendbuf.__class__ is not np.ndarray and sendbuf is not None:
+                sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
+            try:
+                if small.make(name, sendbuf, recvbuf, op, root):
+                    return None
+            except BaseException as error:
+                self._state.quarantine((sendbuf, recvbuf))
+                limit = more_frames(error)
+                try:
+                    self._state.raise_settled(error)
+                finally:
+                    sys.setrecursionlimit(limit)
         found: tuple[Any, Given] | None = None
-        key = None
+        key = checked = None
         seconds = take_seconds(how) if "timeout" in how else None
         sent = _read(sendbuf)
         received = _NOTHING if recvbuf is None else _read(recvbuf)
@@ -111,6 +131,8 @@ class CpuEngine(Engine):
             except BaseException:
                 state.quarantine((sendbuf, recvbuf))
                 raise
+        if small is not None and checked is not None and checked.taken != small.whole:
+            small.add(checked, found[0], (name, sendbuf, recvbuf, op, root))
         return None
 
     @explained
@@ -317,8 +339,16 @@ class CpuEngine(Engine):
     def forget(self) -> None:
         """Drop all prepared calls."""
         super().forget()
+        if self._small is not None:
+            self._small.clear()
         self._exchanges.clear()
         self._seen.clear()
+
+    def close(self) -> None:
+        """Close as any engine does."""
+        if self._small is not None:
+            self._small.close()
+        super().close()
 
     def views(self, _name: str, /, **buffers: Any) -> list[Any]:
         """The buffers, for the checks."""

@@ -75,6 +75,8 @@ def init(
               generic one carries it; None: 0.25.
             - ``tuning``: path of a table of ``ringcoll tune``, or "off"; None: the one in the
               user's cache folder for this device and number of ranks.
+            - ``compiled``: whether small calls of CPU ranks run by the package's compiled part;
+              None: they do where it has been built.
             - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.
 
     Returns:

@@ -117,7 +117,9 @@ class Binder:
             else:
                 lanes.append(tuple(bind_rows(lane, kept.wiring, binding)))
         parts = binding.user_parts
-        bound = BoundRows(kept.total, lanes, kept.messages, kept.sources, user, parts)
+        bound = BoundRows(
+            *(kept.total, lanes, kept.messages, kept.sources, user, parts, binding.works)
+        )
         if (once or (patched and prepared.counts)) and len(binding.works) == kept.works:
             bound.recount = Recount(binding, call)
             if once:

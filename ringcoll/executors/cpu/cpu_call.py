@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.bounded import evict
-from ringcoll.executors.binding import UserPart
+from ringcoll.executors.binding import RowArrays, UserPart
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cpu.recount import Recount
 from ringcoll.executors.rows import Row
@@ -55,6 +55,8 @@ class BoundRows:
     user: dict[tuple[int, Buffer], Array] = field(default_factory=dict)
     """The arrays of the call, which lanes of many rows bind anew each time."""
     user_parts: list[UserPart] = field(default_factory=list)
+    works: list[RowArrays] = field(default_factory=list)
+    """What rows that move data do, in their order."""
 
     given: Given = ()  # the arrays at hand
     recount: Recount | None = None  # where the rows may be given another count

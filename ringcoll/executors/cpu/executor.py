@@ -7,6 +7,7 @@ which buffers the others can reach, and all choose the same launch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -152,6 +153,17 @@ class CpuExecutor(CallEntries):
                     self.idle(pause.ready)
         elif bound.lanes:
             drive([steps(self.lanes(active))], self.idle)
+        self.finish(active)
+
+    def resume(self, active: ActiveCall, given: Given, row: int) -> None:
+        """Go on with a call that the compiled part has entered, from a row of its only lane."""
+        prepared, fabric = active.prepared, self.fabric
+        if given != prepared.given:
+            prepared.move_to(given)
+        (lane,), base = self.bind(active).lanes, active.epoch << 32
+        rest = itertools.islice(lane, row, None)
+        for pause in row_steps(rest, base, fabric.notify, fabric.fence, fabric.spins):
+            self.idle(pause.ready)
         self.finish(active)
 
     def task(self, calls: Sequence[LaunchRequest]) -> Task:

@@ -41,7 +41,7 @@ class Recount:
                 self._spans.append((operand.chunk.buffer, operand.chunk.rank, operand.index))
             return number
 
-        for extent, from_, to, srcs, dsts in binding.works:
+        for extent, from_, to, srcs, dsts, _ in binding.works:
             for operands, found in ((from_, srcs), (to, dsts)):
                 for k, operand in enumerate(operands):
                     item = operand.kind.itemsize

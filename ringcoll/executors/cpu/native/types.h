@@ -1,0 +1,113 @@
+/* What is kept of a rank and of its small calls; all shared words are 8 bytes, aligned, and have
+ * one writer: see ringcoll/executors/shared_state.py. */
+
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
+#include <numpy/arrayobject.h>
+#include <numpy/ufuncobject.h>
+
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#define INTERFACE 1   /* raised with every change of what Python gives */
+#define BUCKETS 256   /* a power of two */
+#define SLOTS 4       /* hellos of a rank, by epoch & 3 */
+#define SMALL 16384   /* bytes of an array */
+#define INTERVAL 0.02 /* seconds between looks at who has died */
+
+/* Objects of a rank: RankState, CpuExecutor, Fabric, the methods of the rank's lock, the set of
+ * open groups, CpuExecutor.resume, and the numbers of the texts that the rank keeps. */
+enum { STATE, HOST, FABRIC, ACQUIRE, RELEASE, GROUPS, RESUME, NUMBERS, OWNED };
+
+enum { FIRST, SECOND, NOWHERE, ABSOLUTE = NOWHERE }; /* what a place is an offset of */
+
+typedef struct {
+    uint64_t* word;
+    uint64_t count; /* without the epoch */
+} Flag;
+
+typedef struct {
+    int base;
+    intptr_t offset;
+} Place;
+
+typedef struct {
+    int nwaits, nsignals, nsrcs, ndsts; /* nsrcs 0: nothing moves */
+    Flag *waits, *signals;
+    Place* places; /* of the sources, then of the destinations */
+    npy_intp count, item, nbytes;
+    PyUFuncGenericFunction loop; /* NULL: the bytes of one source are copied */
+    void* data;
+} Row;
+
+typedef struct {
+    int nrows;
+    Row* rows;
+    PyObject* active; /* an ActiveCall; NULL: the call has not run on this half yet */
+} Half;
+
+typedef struct Entry {
+    struct Entry* next;
+    int refs; /* of the table, and of threads that run the call */
+    PyObject *name, *op;
+    PyArray_Descr* kinds[2]; /* NULL: None is given */
+    npy_intp sizes[2];
+    int flags[2];    /* of the arrays, in FLAGS */
+    Place places[2]; /* of INPUT and OUTPUT in the arguments */
+    long root;
+    bool total;
+    uint64_t signature, record, packed; /* words of the hello */
+    long long count;
+    Half halves[2];
+} Entry;
+
+typedef struct {
+    PyObject ob_base;
+    vectorcallfunc vectorcall;
+    PyObject* owned[OWNED];
+    int nranks, rank, spins, yields;
+    unsigned clears; /* of the table */
+    int running; /* threads that run a call: one, and others that it lets make their own inside */
+    bool closed;
+    Py_buffer* views; /* of every rank's words, which keep their memory */
+    Py_buffer alarm;
+    Py_ssize_t entered, signatures[SLOTS];
+    double due;
+    Entry* table[BUCKETS];
+} Calls;
+
+#define FLAGS (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE)
+
+/* The attributes that are read or written. */
+/* clang-format off */
+#define NAMES(X)                                                                                   \
+    X(closed) X(inherited) X(broken) X(_worker) X(_last) X(ended) X(_failed) X(progress) X(left)   \
+    X(running) X(trace) X(uncompared) X(known) X(epoch) X(entered) X(_ended) X(signature)
+/* clang-format on */
+
+#define DECLARE(name) static PyObject* s_##name;
+NAMES(DECLARE)
+
+static inline uint64_t load(const uint64_t* word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline void store(uint64_t* word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+static inline uint64_t* words_of(const Calls* self, int rank) { return self->views[rank].buf; }
+
+/* Where the table has the calls of a name on arrays like the first argument. */
+static size_t bucket_of(PyObject* name, PyArray_Descr* kind, npy_intp size) {
+    uintptr_t hash = (uintptr_t)name ^ (uintptr_t)kind >> 5 ^ (uintptr_t)size;
+    return (hash ^ hash >> 8 ^ hash >> 16) % BUCKETS;
+}

@@ -1,0 +1,334 @@
+"""Small calls by the compiled part: ``python small_calls.py SCENARIO WORD``.
+
+A scenario returns what its rank has seen. In most of them ranks that have the compiled part and
+ranks that do without meet in one communicator.
+"""
+
+import functools
+import os
+import threading
+import time
+from typing import Any
+
+import ml_dtypes  # noqa: F401  # numpy knows bfloat16 by it
+import numpy as np
+
+import ringcoll
+from tests.processes.programs.setting import die, own_rank, perform
+from tests.processes.programs.verdict import error_of
+
+KINDS = "float32", "float64", "int32", "uint8", "int64", "complex64", "float16", "bfloat16", "bool"
+OPS = "sum", "max", "min", "prod", "avg"
+REDUCING = "all_reduce", "reduce", "reduce_scatter"
+ROOTED = "broadcast", "reduce", "gather", "scatter"
+NAMES = (*REDUCING, "broadcast", "gather", "scatter", "all_gather", "all_to_all", "barrier")
+PATIENCE = 2  # seconds: of an init too, beside other tests
+
+
+def small_of(comm) -> Any:
+    return comm._engine._small
+
+
+class Counted:
+    """A communicator, and how many of its calls the compiled part has made."""
+
+    def __init__(self, compiled, timeout=20) -> None:
+        self.comm = ringcoll.init(timeout=timeout, compiled=compiled)
+        self.made = 0
+        small = small_of(self.comm)
+        assert (small is not None) == bool(compiled)
+        if small is not None:
+            make = small.make
+
+            def counted(*given):
+                made = make(*given)
+                self.made += made
+                return made
+
+            small.make = counted
+
+
+@functools.cache
+def is_compiled() -> bool:
+    """Whether this rank uses the compiled part; asked before its first ``init``."""
+    return own_rank() % 3 != 1
+
+
+def mixed(timeout=20) -> Counted:
+    """A communicator of ranks with the compiled part and ranks without."""
+    return Counted(is_compiled(), timeout)
+
+
+def values(random, rank, kind, count):
+    """Any numbers, with what comparisons and sums treat in their own ways."""
+    if kind == "bool":
+        return random.integers(2, size=count) > 0
+    if kind.startswith(("int", "uint")):
+        return random.integers(0, 90, count).astype(kind)
+    found = random.standard_normal(count)
+    found[random.integers(9, size=count) == 0] = 0.0
+    found[random.integers(9, size=count) == 0] *= -1
+    if rank == 0:
+        found[random.integers(20, size=count) == 0] = np.nan
+        found[random.integers(20, size=count) == 0] = np.inf
+    return found.astype(kind)
+
+
+def fresh(given, offset):
+    """A new array of the same values at an offset in bytes of new memory."""
+    memory = np.empty(given.nbytes + 64, np.uint8)
+    array = memory[offset : offset + given.nbytes].view(given.dtype)
+    array[:] = given
+    return array
+
+
+def perform_one(comm, name, op, root, send, recv):
+    """Make a call, and give what it has written."""
+    method, how = getattr(comm, name), {}
+    if name == "barrier":
+        method()
+        return b""
+    if name in REDUCING:
+        how["op"] = op
+    if name in ROOTED:
+        how["root"] = root
+    if name == "broadcast":
+        method(send, **how)
+        return send.tobytes()
+    if recv is None:
+        method(send, **how)
+        return send.tobytes()
+    method(send, recv, **how)
+    return send.tobytes() + recv.tobytes()
+
+
+def alike() -> dict:
+    """Calls of all kinds, some of them late: the bits are those of ranks without the part."""
+    some, none = mixed(), Counted(False)
+    rank, n = some.comm.rank, some.comm.nranks
+    shared, own = np.random.default_rng(5), np.random.default_rng((6, rank))
+    wrong = []
+    for number in range(260):
+        name = NAMES[shared.integers(len(NAMES))]
+        kind, op = KINDS[shared.integers(len(KINDS))], OPS[shared.integers(len(OPS))]
+        kind = "float32" if shared.integers(3) == 0 else kind
+        if op == "avg" and kind == "bool":
+            op = "sum"
+        if kind.startswith("complex") and op in ("max", "min"):
+            op = "prod"
+        count, root = int(shared.integers(1, (9, 200, 1500)[shared.integers(3)])), 0
+        root = int(shared.integers(n)) if name in ROOTED else 0
+        in_place = name in ("all_reduce", "reduce") and shared.integers(2) == 0
+        offset = int((0, 0, 4, 16, 3)[shared.integers(5)])
+        spread = n if name in ("reduce_scatter", "scatter", "all_to_all") else 1
+        gathered = n if name in ("gather", "all_gather", "all_to_all") else 1
+        for repeat in range(6):
+            if own.random() < 0.03:
+                time.sleep(own.random() * 3e-3)
+            given = values(own, rank, kind, count * spread)
+            results = []
+            for comm in (some.comm, none.comm):
+                aligned = offset if given.dtype.itemsize > 1 and offset % 4 else offset // 16 * 16
+                send = fresh(given, aligned)
+                recv = None if in_place else fresh(np.full(count * gathered, 1, kind), offset)
+                with np.errstate(all="ignore"):
+                    results.append(perform_one(comm, name, op, root, send, recv))
+            if results[0] != results[1]:
+                wrong.append(f"{number}.{repeat}: {name} {kind} {op} {count=} {root=} {in_place=}")
+    return {"wrong": wrong[:9], "made": some.made, "compiled": small_of(some.comm) is not None}
+
+
+def warm(comm, count=10, times=6):
+    """An array of a call that the compiled part knows."""
+    x = np.ones(count, "float32")
+    for _ in range(times):
+        x[:] = 1
+        comm.all_reduce(x)
+    return x
+
+
+def late() -> dict:
+    """Ranks that wait long are handed over, and the next call runs compiled again."""
+    counted = mixed()
+    comm, x = counted.comm, warm(counted.comm)
+    seen = []
+    for turn in range(6):
+        if turn % comm.nranks == comm.rank:
+            time.sleep(0.05)
+        x[:] = comm.rank + 1
+        comm.all_reduce(x)
+        seen.append(float(x[0]))
+    made = counted.made
+    for _ in range(300):  # every 20 ms one of them looks, in Python, at who has died
+        comm.all_reduce(x)
+    return {"seen": seen, "more": counted.made - made, "compiled": is_compiled()}
+
+
+def disagree() -> dict:
+    """Rank 1 makes another call than the others: all say so."""
+    seen = {}
+    other = {
+        "count": lambda comm: comm.all_reduce(np.ones(11, "float32")),
+        "op": lambda comm: comm.all_reduce(np.ones(10, "float32"), op="max"),
+        "kind": lambda comm: comm.all_reduce(np.ones(10, "float64")),
+        "barrier": lambda comm: comm.barrier(),
+    }
+    for word, call in other.items():
+        comm = mixed().comm
+        x = warm(comm)
+        warm(comm, 11)
+        for _ in range(6):
+            call(comm)
+        seen[word] = error_of(call if comm.rank == 1 else lambda c, x=x: c.all_reduce(x), comm)
+        seen[f"{word} again"] = error_of(comm.all_reduce, x).split(":")[0]
+    return seen
+
+
+def behind() -> dict:
+    """Rank 0 broadcasts where the others reduce: it learns that at its next call."""
+    comm = mixed().comm
+    x = warm(comm)
+    for _ in range(6):
+        comm.broadcast(x)
+    comm.barrier()
+    if comm.rank == 0:
+        first = error_of(comm.broadcast, x)
+        return {"error": error_of(comm.all_reduce, x) if first == "no error" else first}
+    return {"error": error_of(comm.all_reduce, x)}
+
+
+def never_comes() -> dict:
+    comm = mixed(timeout=PATIENCE).comm
+    x = warm(comm)
+    if comm.rank == 1:
+        time.sleep(2 * PATIENCE)
+    return {"error": error_of(comm.all_reduce, x)}
+
+
+def killed() -> dict:
+    comm = mixed().comm
+    x = warm(comm)
+    if comm.rank == 2:
+        die()
+    began = time.monotonic()
+    error = error_of(lambda: [comm.all_reduce(x) for _ in range(9)])
+    return {"error": error, "seconds": time.monotonic() - began}
+
+
+def leaves() -> dict:
+    """Rank 2 closes its communicator while the others go on."""
+    comm = mixed().comm
+    x = warm(comm)
+    if comm.rank == 2:
+        comm.close()
+        return {"error": error_of(comm.all_reduce, x)}
+    return {"error": error_of(lambda: [comm.all_reduce(x) for _ in range(9)])}
+
+
+def aborts() -> dict:
+    """Another thread aborts while this one makes calls, on every rank at another time."""
+    seen = []
+    for _ in range(8):
+        comm = mixed().comm
+        x = warm(comm)
+
+        def stop(comm=comm):
+            time.sleep(0.001 * (1 + comm.rank))
+            comm.abort("enough")
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        seen.append(error_of(lambda comm=comm, x=x: [comm.all_reduce(x) for _ in range(10**6)]))
+        thread.join()
+        comm.close()
+    return {"seen": seen}
+
+
+def closes() -> dict:
+    """Another thread closes the communicator between calls and in the middle of one."""
+    seen = []
+    for _ in range(8):
+        comm = mixed().comm
+        x = warm(comm)
+        thread = threading.Timer(0.002, comm.close)
+        thread.start()
+        try:
+            seen.append(error_of(lambda comm=comm, x=x: [comm.all_reduce(x) for _ in range(10**6)]))
+        except ValueError as error:  # as of a call that runs while its memory is released
+            seen.append(f"ValueError: {error}")
+        thread.join()
+    return {"seen": seen}
+
+
+def in_turns() -> dict:
+    """Threads of a rank that make calls of one communicator at once, all of them alike."""
+    counted = mixed()
+    comm, wrong = counted.comm, []
+    warm(comm)
+
+    def work():
+        x = np.empty(10, "float32")
+        for _ in range(300):
+            x[:] = 1
+            comm.all_reduce(x)
+            if x[0] != comm.nranks:
+                wrong.append(float(x[0]))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"wrong": wrong[:3], "made": counted.made, "compiled": is_compiled()}
+
+
+def beside() -> dict:
+    """Groups, asynchronous calls, options, and so many other calls that texts are replaced."""
+    counted = mixed()
+    comm, x = counted.comm, warm(counted.comm)
+    n, seen = comm.nranks, []
+    with ringcoll.group():
+        x[:] = 1
+        comm.all_reduce(x)
+        seen.append(float(x[0]) == 1)  # it has only been noted
+    seen.append(float(x[0]) == n)
+    for _ in range(4):
+        y = np.ones(10, "float32")
+        work = comm.all_reduce(y, async_op=True)
+        x[:] = 2
+        comm.all_reduce(x)
+        work.wait()
+        seen.append((float(x[0]), float(y[0])) == (2 * n, n))
+    x[:] = 1
+    comm.all_reduce(x, timeout=9)
+    seen.append(float(x[0]) == n)
+    before = counted.made
+    for count in range(1, 300):
+        for op in ("sum", "max"):
+            comm.all_reduce(np.ones(count, "float32"), op=op)
+    x[:] = 1
+    comm.all_reduce(x)
+    seen.append(float(x[0]) == n)
+    comm.trim()
+    warm(comm, times=9)
+    seen.append((counted.made > before) == is_compiled())
+    child = os.fork()
+    if child == 0:
+        os._exit("process" not in error_of(comm.all_reduce, x))
+    seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+    comm.barrier()
+    comm.close()
+    return {"seen": seen, "error": error_of(comm.all_reduce, x).split(":")[0]}
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        *(alike, late, disagree, behind, never_comes, killed, leaves, aborts, closes),
+        *(in_turns, beside),
+    )
+}
+
+if __name__ == "__main__":
+    is_compiled()
+    perform(SCENARIOS)

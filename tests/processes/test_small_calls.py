@@ -1,0 +1,149 @@
+"""The compiled part makes the calls that Python makes, with the same bits and the same errors.
+
+The ranks are processes that meet over sockets; the programs are in ``programs/small_calls.py``.
+"""
+
+import re
+
+import pytest
+
+import ringcoll
+from ringcoll.executors.cpu import small_calls
+from tests.processes.conftest import once
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        small_calls._small_calls is None, reason="the compiled part has not been built"
+    ),
+]
+
+HEALTHY = "late", "disagree", "behind", "never_comes", "leaves", "aborts", "closes", "in_turns"
+"""Scenarios after which the ranks are still healthy: one start runs them all."""
+
+
+@pytest.fixture
+def healthy(request, ranks):
+    """What the ranks saw of a scenario, by its name."""
+    return once(request, HEALTHY, lambda: ranks("small_calls", 3, ",".join(HEALTHY))).of
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 5])
+def test_results_have_the_bits_that_ranks_in_python_give(ranks, nranks):
+    outcome = ranks("small_calls", nranks, "alike")
+    assert outcome.errors == ""
+    assert outcome.statuses == [0] * nranks
+    for verdict in outcome.verdicts.values():
+        assert verdict["wrong"] == []
+        assert (verdict["made"] > 300) == verdict["compiled"]
+
+
+def test_a_call_that_waits_goes_on_in_python_and_the_next_one_is_compiled_again(healthy):
+    for verdict in healthy("late").verdicts.values():
+        assert verdict["seen"] == [6.0] * 6
+        assert (verdict["more"] > 0) == verdict["compiled"]
+
+
+def test_another_call_is_refused_as_by_ranks_in_python(healthy):
+    words = {"count": "count=11", "op": "max", "kind": "float64", "barrier": "barrier"}
+    for verdict in healthy("disagree").verdicts.values():
+        for word, shown in words.items():
+            pattern = r"MismatchError: (rank \d gave up: )?call \d+ on rank \d"
+            assert re.match(pattern, verdict[word]), verdict[word]
+            assert shown in verdict[word]
+            assert "count=10" in verdict[word]
+            assert verdict[f"{word} again"] == "ClosedError"
+
+
+def test_a_rank_that_ran_ahead_learns_what_the_others_called(healthy):
+    for verdict in healthy("behind").verdicts.values():
+        assert re.match(r"MismatchError: .*broadcast", verdict["error"], re.DOTALL)
+        assert "all_reduce" in verdict["error"]
+
+
+def test_a_rank_that_never_comes_is_named(healthy):
+    verdicts = healthy("never_comes").verdicts
+    for verdict in verdicts.values():
+        gave_up = r"DeadlineError: (rank \d gave up: )?"
+        pattern = gave_up + r"all_reduce \(call 7\) on rank [02]: waited 2 s for rank 1"
+        assert re.match(pattern, verdict["error"])
+        assert "count=10" in verdict["error"]
+
+
+def test_a_rank_that_closes_is_lost_to_the_others(healthy):
+    verdicts = healthy("leaves").verdicts
+    assert verdicts[2]["error"].startswith("ClosedError")
+    for rank in (0, 1):
+        assert re.match(r"RankLostError: .*rank 2", verdicts[rank]["error"])
+
+
+def test_another_thread_may_abort_or_close_in_the_middle_of_a_call(healthy):
+    for verdict in healthy("aborts").verdicts.values():
+        kinds = {text.split(":")[0] for text in verdict["seen"]}
+        assert kinds <= {"AbortedError", "ClosedError"}
+        assert all("aborted: enough" in text for text in verdict["seen"])
+    for verdict in healthy("closes").verdicts.values():
+        kinds = {text.split(":")[0] for text in verdict["seen"]}
+        assert kinds <= {"ClosedError", "RankLostError", "ValueError"}
+
+
+def test_threads_of_a_rank_take_turns(healthy):
+    for verdict in healthy("in_turns").verdicts.values():
+        assert verdict["wrong"] == []
+        assert (verdict["made"] > 0) == verdict["compiled"]
+
+
+def test_a_rank_that_dies_is_lost_within_a_second(ranks):
+    outcome = ranks("small_calls", 3, "killed")
+    for rank in (0, 1):
+        assert re.match(r"RankLostError: .*rank 2", outcome.verdicts[rank]["error"])
+        assert outcome.verdicts[rank]["seconds"] < 5
+
+
+def test_what_the_compiled_part_does_not_know_is_made_in_python(ranks):
+    outcome = ranks("small_calls", 3, "beside")
+    assert outcome.errors == ""
+    for verdict in outcome.verdicts.values():
+        assert verdict["seen"] == [True] * len(verdict["seen"])
+        assert verdict["error"] == "ClosedError"
+
+
+def test_the_setting_asks_for_the_part_or_does_without(monkeypatch):
+    assert small_calls.is_wanted(None)
+    assert small_calls.is_wanted(True)
+    assert not small_calls.is_wanted(False)
+    monkeypatch.setattr(small_calls, "_small_calls", None)
+    assert not small_calls.is_wanted(None)
+    with pytest.raises(ringcoll.MachineError, match="no compiled part for this Python"):
+        small_calls.is_wanted(True)
+
+
+WRONG = {
+    "a rank": ((((9, 0, 1),), None, ()),),
+    "an index": ((((0, 10**9, 1),), None, ()),),
+    "a base": (((), (None, 2, 8, 1, ((3, 0),), ((1, 0),)), ()),),
+    "two sources of a copy": (((), (None, 2, 8, 1, ((0, 0), (0, 8)), ((1, 0),)), ()),),
+    "too many bytes": (((), (None, 2, 1 << 20, 1, ((0, 0),), ((1, 0),)), ()),),
+    "no function of numpy": (((), (len, 11, 2, 4, ((0, 0), (0, 8)), ((1, 0),)), ()),),
+    "no loop": (((), (__import__("numpy").add, 99, 2, 4, ((0, 0), (0, 8)), ((1, 0),)), ()),),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_rows_that_are_none_are_refused(what):
+    words = memoryview(bytearray(1 << 12)).cast("Q")
+    nothing = object()
+    calls = small_calls._small_calls.Calls(
+        *(nothing, nothing, nothing, nothing, nothing, set(), nothing, [0], words, (words, words)),
+        *(0, 4, 4, 0, (8, 16, 24, 32)),
+    )
+    with pytest.raises((ValueError, IndexError, TypeError)):
+        calls.add(
+            *("all_reduce", "sum", 0, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4),
+            ((nothing, WRONG[what]), None),
+        )
+    calls.add(*("all_reduce", "sum", 0, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4), (None, None))
+    calls.clear()
+    with pytest.raises(TypeError, match="wanted name, sendbuf"):
+        calls("all_reduce")
+    assert calls("barrier", None, None, None, 0) is False
