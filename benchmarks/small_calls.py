@@ -4,11 +4,11 @@
 
     python -m benchmarks.small_calls [--ranks N] [--out FOLDER]
 
-Calls of 256 bytes between processes of one machine, and MPI's for the same, take turns in the same
-processes. A block is some calls between two barriers. Two figures are given of the blocks' means:
-the median, and the fastest twentieth, which is what a call takes where nothing else runs. The last
-column is the processor time of rank 0. Where torch is installed, its tensors are passed too. Every
-result is checked once.
+Calls of 256 bytes between processes of one machine take turns with those of a communicator that
+does without the compiled part, and with MPI's for the same, in the same processes. A block is some
+calls between two barriers. Two figures are given of the blocks' means: the median, and the fastest
+twentieth, which is what a call takes where nothing else runs. The last column is the processor time
+of rank 0. Where torch is installed, its tensors are passed too. Every result is checked once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ except ImportError:
     torch = None
 
 COUNT = 64
-WHO = "ringcoll", "mpi4py"
+WHO = "ringcoll", "in Python", "mpi4py"
 Calls = dict[str, Callable[[], object]]
 
 
@@ -120,17 +120,19 @@ def mpi_calls(comm: Any) -> Calls:
     return calls
 
 
-def measure(comm: Any, blocks: int, repeats: int) -> dict[str, dict[str, list[float]]]:
+def measure(comm: Any, python: Any, blocks: int, repeats: int) -> dict[str, dict[str, list[float]]]:
     """Microseconds of every call: the median, the fastest twentieth, and of the processor."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD.Dup()
-    both = {"ringcoll": ringcoll_calls(comm), "mpi4py": mpi_calls(world)}
-    order = [(name, who) for name in both["ringcoll"] for who in both if name in both[who]]
+    made = ringcoll_calls(comm), ringcoll_calls(python), mpi_calls(world)
+    all_ = dict(zip(WHO, made, strict=True))
+    order = [(name, who) for name in all_["ringcoll"] for who in WHO if name in all_[who]]
     spent: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in order}
     for block in range(blocks + 2):
-        for name, who in order:
-            call = both[who][name]
+        # By turns from behind: who comes first finds the caches cold.
+        for name, who in order[:: -1 if block % 2 else 1]:
+            call = all_[who][name]
             world.Barrier()
             worked, began = time.process_time(), time.perf_counter()
             for _ in range(repeats):
@@ -166,9 +168,15 @@ def check(comm: Any) -> int:
 def rank_program(folder: str, blocks: int, repeats: int) -> None:
     """One rank; rank 0 leaves the figures in the folder."""
     import ringcoll
+    from ringcoll.executors.cpu.small_calls import is_wanted
 
-    with ringcoll.init(device="cpu") as comm:
-        content = {"wrong": check(comm), "us": measure(comm, blocks, repeats)}
+    compiled = is_wanted(None)
+    with (
+        ringcoll.init(device="cpu") as comm,
+        ringcoll.init(device="cpu", compiled=False) as python,
+    ):
+        us = measure(comm, python, blocks, repeats)
+        content = {"compiled part": compiled, "wrong": check(comm) + check(python), "us": us}
         if comm.rank == 0:
             (Path(folder) / "figures.json").write_text(json.dumps(content), encoding="utf-8")
 
@@ -200,9 +208,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         before = os.getloadavg()[0]
         subprocess.run(words, check=True)
         found = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
-    print(f"{'us: median, fastest twentieth, processor':<42}{WHO[0]:>24}{WHO[1]:>24}")
-    for name, both in found["us"].items():
-        print(f"{name:<42}" + "".join(f"{_cells(both.get(who)):>24}" for who in WHO))
+    heads = "".join(f"{who:>24}" for who in WHO)
+    print(f"{'us: median, fastest twentieth, processor':<42}{heads}")
+    for name, each in found["us"].items():
+        print(f"{name:<42}" + "".join(f"{_cells(each.get(who)):>24}" for who in WHO))
     content = {"ranks": given.ranks, "load before": round(before, 1), **found}
     save(given.out, f"small_calls_{given.ranks}", content, ranks=given.ranks)
 

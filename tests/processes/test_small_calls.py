@@ -139,11 +139,13 @@ def test_rows_that_are_none_are_refused(what):
     )
     with pytest.raises((ValueError, IndexError, TypeError)):
         calls.add(
-            *("all_reduce", "sum", 0, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4),
+            *("all_reduce", "sum", 0, {}, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4),
             ((nothing, WRONG[what]), None),
         )
-    calls.add(*("all_reduce", "sum", 0, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4), (None, None))
+    calls.add(
+        *("all_reduce", "sum", 0, {}, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4), (None, None)
+    )
     calls.clear()
     with pytest.raises(TypeError, match="wanted name, sendbuf"):
         calls("all_reduce")
-    assert calls("barrier", None, None, None, 0) is False
+    assert calls("barrier", None, None, None, 0, {}) is False

@@ -74,12 +74,14 @@ class CpuEngine(Engine):
         arguments: tuple[Any, ...] = (),
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and run it."""
-        small = None if how else self._small
+        small = self._small
+        if how and ("timeout" in how or "async_op" in how):
+            small = None  # the compiled part has one timeout, and waits
         if small is not None:
             if sendbuf.__class__ is not np.ndarray and sendbuf is not None:
                 sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
             try:
-                if small.make(name, sendbuf, recvbuf, op, root):
+                if small.make(name, sendbuf, recvbuf, op, root, how):
                     return None
             except BaseException as error:
                 self._state.quarantine((sendbuf, recvbuf))
@@ -132,7 +134,7 @@ class CpuEngine(Engine):
                 state.quarantine((sendbuf, recvbuf))
                 raise
         if small is not None and checked is not None and checked.taken != small.whole:
-            small.add(checked, found[0], (name, sendbuf, recvbuf, op, root))
+            small.add(checked, found[0], (name, sendbuf, recvbuf, op, root, how))
         return None
 
     @explained

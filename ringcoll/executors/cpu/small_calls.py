@@ -24,7 +24,7 @@ from ringcoll.fabric.poll import AT_ONCE
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 1  # of the compiled part; one that is older than this file is not used
+_INTERFACE = 2  # of the compiled part; one that is older than this file is not used
 
 try:
     _small_calls: Any = importlib.import_module("ringcoll.executors.cpu._small_calls")
@@ -104,7 +104,7 @@ class SmallCalls:
             shared.entered,
             shared.signatures,
         )
-        self.make: Callable[[str, Any, Any, Any, int], bool] = self._calls
+        self.make: Callable[[str, Any, Any, Any, int, dict[str, Any]], bool] = self._calls
         """Makes a call that is known; False: it is for Python, and nothing of it has begun."""
         self.whole = _HALVES
         """What :meth:`add` notes of a call of which it knows all that it will know."""
@@ -121,7 +121,10 @@ class SmallCalls:
         self._calls.close()
 
     def add(
-        self, checked: Checked, prepared: CpuCall, call: tuple[str, Any, Any, Any, int]
+        self,
+        checked: Checked,
+        prepared: CpuCall,
+        call: tuple[str, Any, Any, Any, int, dict[str, Any]],
     ) -> None:
         """Take a call that has just run, with its arguments, for each half that has its rows."""
         count, hello, nothing = checked.count, prepared.hello, self.whole - _HALVES
@@ -148,11 +151,11 @@ class SmallCalls:
             self.clear()
             taken += self.whole - _HALVES - nothing
         self._size += 1
-        name, sendbuf, recvbuf, op, root = call
+        name, sendbuf, recvbuf, op, root, how = call
         arrays, places = (_kind(sendbuf), _kind(recvbuf)), checked.places
         words = hello.signature, hello.record, hello.count << 1 | hello.in_place
         self._calls.add(
-            *(name, op, root, *arrays, places[:2], places[2:]),
+            *(name, op, root, dict(how), *arrays, places[:2], places[2:]),
             *(total, *words, count, tuple(halves)),
         )
         checked.taken = taken

@@ -82,11 +82,11 @@ def fresh(given, offset):
     return array
 
 
-def perform_one(comm, name, op, root, send, recv):
+def perform_one(comm, name, op, root, send, recv, **how):
     """Make a call, and give what it has written."""
-    method, how = getattr(comm, name), {}
+    method = getattr(comm, name)
     if name == "barrier":
-        method()
+        method(**how)
         return b""
     if name in REDUCING:
         how["op"] = op
@@ -119,6 +119,7 @@ def alike() -> dict:
         count, root = int(shared.integers(1, (9, 200, 1500)[shared.integers(3)])), 0
         root = int(shared.integers(n)) if name in ROOTED else 0
         in_place = name in ("all_reduce", "reduce") and shared.integers(2) == 0
+        how = ({}, {}, {"deterministic": True}, {"timeout": 30})[shared.integers(4)]
         offset = int((0, 0, 4, 16, 3)[shared.integers(5)])
         spread = n if name in ("reduce_scatter", "scatter", "all_to_all") else 1
         gathered = n if name in ("gather", "all_gather", "all_to_all") else 1
@@ -132,7 +133,7 @@ def alike() -> dict:
                 send = fresh(given, aligned)
                 recv = None if in_place else fresh(np.full(count * gathered, 1, kind), offset)
                 with np.errstate(all="ignore"):
-                    results.append(perform_one(comm, name, op, root, send, recv))
+                    results.append(perform_one(comm, name, op, root, send, recv, **how))
             if results[0] != results[1]:
                 wrong.append(f"{number}.{repeat}: {name} {kind} {op} {count=} {root=} {in_place=}")
     return {"wrong": wrong[:9], "made": some.made, "compiled": small_of(some.comm) is not None}

@@ -18,6 +18,7 @@ static void drop(Entry* entry) {
     if (--entry->refs > 0) return;
     Py_CLEAR(entry->name);
     Py_CLEAR(entry->op);
+    Py_CLEAR(entry->how);
     for (int k = 0; k < 2; k++) {
         Py_CLEAR(entry->kinds[k]);
         free_half(&entry->halves[k]);
@@ -144,15 +145,16 @@ static PyObject* calls_add(Calls* self, PyObject* given) {
     if (self->closed) Py_RETURN_NONE;
     Entry* entry = PyMem_Calloc(1, sizeof *entry);
     if (entry == NULL) return PyErr_NoMemory();
-    PyObject *name, *op, *arrays[2], *halves[2];
+    PyObject *name, *op, *how, *arrays[2], *halves[2];
     unsigned long long signature, record, packed;
     int total, read = 0;
     entry->refs = 1;
-    if (PyArg_ParseTuple(given, "OOlOO(in)(in)pKKKL(OO)", &name, &op, &entry->root, &arrays[0],
-                         &arrays[1], &entry->places[0].base, &entry->places[0].offset,
-                         &entry->places[1].base, &entry->places[1].offset, &total, &signature,
-                         &record, &packed, &entry->count, &halves[0], &halves[1])) {
-        entry->name = Py_NewRef(name), entry->op = Py_NewRef(op);
+    if (PyArg_ParseTuple(given, "OOlO!OO(in)(in)pKKKL(OO)", &name, &op, &entry->root, &PyDict_Type,
+                         &how, &arrays[0], &arrays[1], &entry->places[0].base,
+                         &entry->places[0].offset, &entry->places[1].base, &entry->places[1].offset,
+                         &total, &signature, &record, &packed, &entry->count, &halves[0],
+                         &halves[1])) {
+        entry->name = Py_NewRef(name), entry->op = Py_NewRef(op), entry->how = Py_NewRef(how);
         entry->total = total, entry->signature = signature, entry->record = record;
         entry->packed = packed;
         read = 1;

@@ -25,6 +25,19 @@ static bool is_same(PyObject* known, PyObject* given) {
     return same == 1;
 }
 
+/* Whether options are the very objects of those of an entry: 1 is not True. */
+static bool has_options(const Entry* entry, PyObject* how) {
+    Py_ssize_t number = PyDict_GET_SIZE(how), at = 0;
+    if (number != PyDict_GET_SIZE(entry->how)) return false;
+    PyObject *option, *value;
+    while (number && PyDict_Next(entry->how, &at, &option, &value)) {
+        PyObject* found = PyDict_GetItemWithError(how, option);
+        PyErr_Clear();
+        if (found != value) return false;
+    }
+    return true;
+}
+
 /* Whether an argument is what an entry takes there; its address and bytes. */
 static bool fits(const Entry* entry, int at, PyObject* buffer, intptr_t* start, npy_intp* nbytes) {
     *start = *nbytes = 0;
@@ -58,7 +71,7 @@ static Entry* find(const Calls* self, PyObject* const* given, intptr_t* bases) {
         npy_intp nbytes[2];
         if (entry->name != given[0] || entry->root != root ||
             !fits(entry, 0, given[1], &starts[0], &nbytes[0]) ||
-            !fits(entry, 1, given[2], &starts[1], &nbytes[1]))
+            !fits(entry, 1, given[2], &starts[1], &nbytes[1]) || !has_options(entry, given[5]))
             continue;
         unsigned clears = self->clears;
         bool same = is_same(entry->op, given[3]);
@@ -94,12 +107,12 @@ static int locked(Calls* self, const Entry* entry, const intptr_t* bases) {
     return released == NULL ? -1 : made;
 }
 
-/* (name, sendbuf, recvbuf, op, root) -> whether the call was made. */
+/* (name, sendbuf, recvbuf, op, root, options) -> whether the call was made. */
 static PyObject* calls_call(PyObject* object, PyObject* const* given, size_t nargsf,
                             PyObject* keywords) {
     Calls* self = (Calls*)object;
-    if (PyVectorcall_NARGS(nargsf) != 5 || keywords != NULL) {
-        PyErr_SetString(PyExc_TypeError, "wanted name, sendbuf, recvbuf, op and root");
+    if (PyVectorcall_NARGS(nargsf) != 6 || keywords != NULL || !PyDict_CheckExact(given[5])) {
+        PyErr_SetString(PyExc_TypeError, "wanted name, sendbuf, recvbuf, op, root and a dict");
         return NULL;
     }
     intptr_t bases[3];

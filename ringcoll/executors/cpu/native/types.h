@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 1   /* raised with every change of what Python gives */
+#define INTERFACE 2   /* raised with every change of what Python gives */
 #define BUCKETS 256   /* a power of two */
 #define SLOTS 4       /* hellos of a rank, by epoch & 3 */
 #define SMALL 16384   /* bytes of an array */
@@ -56,9 +56,9 @@ typedef struct {
 
 typedef struct Entry {
     struct Entry* next;
-    int refs; /* of the table, and of threads that run the call */
-    PyObject *name, *op;
-    PyArray_Descr* kinds[2]; /* NULL: None is given */
+    int refs;                  /* of the table, and of threads that run the call */
+    PyObject *name, *op, *how; /* how: a dict of options */
+    PyArray_Descr* kinds[2];   /* NULL: None is given */
     npy_intp sizes[2];
     int flags[2];    /* of the arrays, in FLAGS */
     Place places[2]; /* of INPUT and OUTPUT in the arguments */
