@@ -6,7 +6,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ringcoll.algorithms import build, options
 from ringcoll.algorithms.parts import Only, inp
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError
 from ringcoll.lower.slices import split
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
@@ -67,6 +69,36 @@ def symmetry_of(members: Sequence[range], *, shifts_chunks: bool = False) -> Sym
     if any(len(ranks) != rails for ranks in members):
         return None
     return Symmetry((m, rails), (m, rails) if shifts_chunks else ())
+
+
+def across(
+    collective: str,
+    algorithm: str,
+    nodes: Sequence[int],
+    *,
+    root: int = 0,
+    rings: Sequence[Sequence[int]] | None = None,
+    ordered: bool = False,
+) -> Plan:
+    """The plan of an algorithm for ranks on these nodes, however they are numbered.
+
+    The plan is built for ranks numbered node by node, so that neighbours share a node where they
+    can, and then renumbered; the ranks of a prefix, and of sums that must be ``ordered`` by rank,
+    keep their numbers.
+    """
+    ordered = ordered or COLLECTIVES[collective].prefix
+    order = sorted(range(len(nodes)), key=lambda rank: (0 if ordered else nodes[rank], rank))
+    sizes = [list(nodes).count(node) for node in range(max(nodes) + 1)]
+    takes = options(collective, algorithm)
+    plan = build(
+        collective,
+        algorithm,
+        len(nodes),
+        root=order.index(root) if "root" in takes else 0,
+        rings=rings,
+        nodes=sizes if "nodes" in takes else None,
+    )
+    return renumbered(plan, order)
 
 
 def renumbered(plan: Plan, order: Sequence[int]) -> Plan:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.algorithms.channels import Channels, channelled
-from ringcoll.algorithms.nodes import renumbered
+from ringcoll.algorithms.nodes import across
 from ringcoll.arguments.calls import Call
-from ringcoll.collectives import COLLECTIVES, Collective
+from ringcoll.collectives import Collective
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import Launch, Layout
@@ -65,36 +64,6 @@ def candidate_of(
     else:
         plan = build(name, chosen, nranks, root=call.root, rings=rings)
     return Candidate(plan, chosen, along)
-
-
-def across(
-    collective: str,
-    algorithm: str,
-    nodes: Sequence[int],
-    *,
-    root: int = 0,
-    rings: Sequence[Sequence[int]] | None = None,
-    ordered: bool = False,
-) -> Plan:
-    """The plan of an algorithm for ranks on these nodes, however they are numbered.
-
-    The plan is built for ranks numbered node by node, so that neighbours share a node where they
-    can, and then renumbered; the ranks of a prefix, and of sums that must be ``ordered`` by rank,
-    keep their numbers.
-    """
-    ordered = ordered or COLLECTIVES[collective].prefix
-    order = sorted(range(len(nodes)), key=lambda rank: (0 if ordered else nodes[rank], rank))
-    sizes = [list(nodes).count(node) for node in range(max(nodes) + 1)]
-    takes = options(collective, algorithm)
-    plan = build(
-        collective,
-        algorithm,
-        len(nodes),
-        root=order.index(root) if "root" in takes else 0,
-        rings=rings,
-        nodes=sizes if "nodes" in takes else None,
-    )
-    return renumbered(plan, order)
 
 
 def fitted(

@@ -17,17 +17,6 @@ from ringcoll.launch import IN_BAND, PROTOCOLS, Launch, Protocol
 from ringcoll.tuner import measured
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
-from ringcoll.tuner.measured import (
-    CHAIN_BYTES,
-    DIRECT_BYTES,
-    FEW_BLOCKS,
-    FEW_LL128_BYTES,
-    HOP_BYTES,
-    LL_ALONE_BYTES,
-    LL_BLOCKS,
-    LL_WORKERS,
-    PROTOCOL_SIZES,
-)
 from ringcoll.tuner.predicted import faster_along_rings
 from ringcoll.tuner.simple import (
     alike,
@@ -119,11 +108,13 @@ def protocol_of(call: Call, machine: GpuRanks, limits: Limits) -> tuple[str, tup
         return "Simple", ()
     if limits.protocol:
         return limits.protocol, ()
-    legal = [each for each in PROTOCOL_SIZES if _is_legal(PROTOCOLS[each], call, machine)]
+    legal = [each for each in measured.PROTOCOL_SIZES if _is_legal(PROTOCOLS[each], call, machine)]
     for protocol in legal:
-        threshold = LL_ALONE_BYTES if legal == ["LL"] else PROTOCOL_SIZES[protocol].up_to
-        if protocol == "LL128" and machine.most(limits) <= FEW_BLOCKS.value:
-            threshold = FEW_LL128_BYTES
+        threshold = measured.PROTOCOL_SIZES[protocol].up_to
+        if legal == ["LL"]:
+            threshold = measured.LL_ALONE_BYTES
+        if protocol == "LL128" and machine.most(limits) <= measured.FEW_BLOCKS.value:
+            threshold = measured.FEW_LL128_BYTES
         if call.nbytes <= threshold.of(name):
             why = f"{protocol} up to {threshold.of(name)} bytes: measured on {threshold.source}"
             return protocol, (why,)
@@ -144,9 +135,9 @@ def _ll_algorithm(call: Call, machine: GpuRanks, limits: Limits, protocol: str) 
     if name == "all_reduce":
         # One hop sends (n - 1) buffers, two send 2 (n - 1)/n; in lines of LL bytes count twice.
         extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)
-        return "one_shot_push" if extra <= HOP_BYTES.value else "all_pairs"
-    if n > 2 and call.nbytes > DIRECT_BYTES[protocol].of(name):
-        if call.nbytes > CHAIN_BYTES.of(name) and may_chain(call, machine, limits):
+        return "one_shot_push" if extra <= measured.HOP_BYTES.value else "all_pairs"
+    if n > 2 and call.nbytes > measured.DIRECT_BYTES[protocol].of(name):
+        if call.nbytes > measured.CHAIN_BYTES.of(name) and may_chain(call, machine, limits):
             return "chain"
         return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"
@@ -182,8 +173,8 @@ def ll_grid(packs: int, machine: GpuRanks, limits: Limits) -> Grid:
     ``packs``: the parts of lines that threads move, of the longest chunk.
     """
     most, workers = machine.most(limits), machine.workers
-    few = min(most, LL_BLOCKS.value)
-    for width in LL_WORKERS.value:
+    few = min(most, measured.LL_BLOCKS.value)
+    for width in measured.LL_WORKERS.value:
         if -(-packs // width) <= few:
             workers = width
             break

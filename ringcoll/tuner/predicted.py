@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import ALGORITHMS, FOR_COPY_ENGINES, build
+from ringcoll.algorithms.nodes import across
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
@@ -14,10 +15,8 @@ from ringcoll.launch import Launch
 from ringcoll.lower import place
 from ringcoll.model import fastest as model
 from ringcoll.plan import Plan
-from ringcoll.tuner.candidates import across
 from ringcoll.tuner.choice import MAKING, CpuRanks, GpuRanks, Limits
 from ringcoll.tuner.measured import AGREED_BYTES, COMPARED_RANKS, ONE_HOP, links_of
-from ringcoll.tuner.proof import sums_in_rank_order
 
 if TYPE_CHECKING:  # most CPU ranks know no machine
     from ringcoll.model.machine import Machine
@@ -59,6 +58,8 @@ def _predicted(
     def refusal(name: str) -> str:
         if not ordered:
             return ""
+        from ringcoll.verifier.rank_order import sums_in_rank_order
+
         if nodes:
             plan = across(collective, name, nodes, ordered=True)
         else:

@@ -15,39 +15,9 @@ from ringcoll.encode import BlockProgram, Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer
+from ringcoll.tuner import measured
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
-from ringcoll.tuner.measured import (
-    ANY_BYTES,
-    BESIDE_BLOCKS,
-    BLOCK_BYTES,
-    CALL_BLOCKS,
-    CHAIN_RANKS,
-    COPIED_BYTES,
-    COPY_ALGORITHMS,
-    COPY_SLICE_BYTES,
-    COPY_SLICES,
-    FEW_ALGORITHMS,
-    FEW_BLOCKS,
-    FUSED_BLOCKS,
-    FUSED_BYTES,
-    LARGE_ALGORITHMS,
-    LARGE_BYTES,
-    LARGE_CHAIN_BYTES,
-    LARGE_CHAINS,
-    LARGE_SLICES,
-    LEAST_COPIED,
-    LL128_BYTES,
-    PAIR_ALGORITHMS,
-    PAIR_SLICES,
-    PAIR_SLOTS,
-    PIPELINED,
-    PUSH_ALGORITHMS,
-    PUSHED_BYTES,
-    REPLICAS,
-    ROOT_ALGORITHMS,
-    SIMPLE_ALGORITHMS,
-)
 from ringcoll.tuner.measurement import Measured
 
 
@@ -73,9 +43,10 @@ def may_chain(call: Call, machine: GpuRanks, limits: Limits) -> bool:
 
     It sums in the order of its hops.
     """
-    timed = machine.nranks <= CHAIN_RANKS and machine.most(limits) > FEW_BLOCKS.value
+    few = machine.most(limits) <= measured.FEW_BLOCKS.value
+    timed = machine.nranks <= measured.CHAIN_RANKS and alike(machine) and not few
     narrow = call.dtype.partial.itemsize == call.dtype.itemsize
-    return timed and narrow and alike(machine) and not limits.deterministic
+    return timed and narrow and not limits.deterministic
 
 
 def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
@@ -118,13 +89,12 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     if call.op is not None and (call.op.scales or kind.prefix):
         what = call.op if call.op.scales else call.collective
         raise LaunchRefused(f"{where} does not support {what}: leave engine out")
-    default = COPY_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
+    default = measured.COPY_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
     # Lanes that do different things are one block where there is nothing to overlap.
     slices = 1 if limits.mapped and not kind.reduces else 2
     if limits.large_scratch and slices > 1:
-        slices = max(
-            slices, min(COPY_SLICES.of(call.collective), call.nbytes // COPY_SLICE_BYTES.value)
-        )
+        most = measured.COPY_SLICES.of(call.collective)
+        slices = max(slices, min(most, call.nbytes // measured.COPY_SLICE_BYTES.value))
     found = _launched(call, machine, limits, fits, "copy", default, slices)
     program = found.program
     copied = copied_blocks(program)
@@ -137,7 +107,7 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     others = [block for number, block in enumerate(program.blocks) if number not in copied]
     lanes = max(sum(block.rank == rank for block in others) for rank in range(machine.nranks))
     # Half of the multiprocessors stay free for the gates that these blocks wait for.
-    most = min(machine.most(limits) // 2, BESIDE_BLOCKS.value * max(1, lanes))
+    most = min(machine.most(limits) // 2, measured.BESIDE_BLOCKS.value * max(1, lanes))
     nbytes = found.layout.width() * call.dtype.itemsize
     return found.on(_at_most(found, call, machine, lanes, most).grid(nbytes))
 
@@ -145,17 +115,18 @@ def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
 def least_large(machine: GpuRanks, engine: str | None) -> int:
     """Bytes from which :func:`large_engine` may name one for a call with this option."""
     if not machine.large_scratch:
-        return ANY_BYTES
+        return measured.ANY_BYTES
+    copied, large = measured.LEAST_COPIED, measured.LARGE_BYTES.value
     if engine == "copy":
-        return LEAST_COPIED
-    return LARGE_BYTES.value if machine.table is None else min(LEAST_COPIED, LARGE_BYTES.value)
+        return copied
+    return large if machine.table is None else min(copied, large)
 
 
 def sizes_like(call: Call, machine: GpuRanks, engine: str | None, *, large: bool) -> range:
     """In bytes, calls like one that kernels run that are large, or are not, with this option."""
     if large:
-        return range(LARGE_BYTES.value, ANY_BYTES)
-    return range(ANY_BYTES if call.counts else least_large(machine, engine))
+        return range(measured.LARGE_BYTES.value, measured.ANY_BYTES)
+    return range(measured.ANY_BYTES if call.counts else least_large(machine, engine))
 
 
 def large_engine(call: Call, machine: GpuRanks, limits: Limits) -> str | None:
@@ -167,14 +138,14 @@ def large_engine(call: Call, machine: GpuRanks, limits: Limits) -> str | None:
     if call.nbytes < least_large(machine, limits.engine):
         return None
     if limits.engine == "copy":
-        return "copy" if call.nbytes >= COPIED_BYTES.of(call.collective) else None
+        return "copy" if call.nbytes >= measured.COPIED_BYTES.of(call.collective) else None
     if machine.table is not None:
         if machine.table.copies(call, limits) and may_copy(call, machine.nranks):
             return "copy"
         if machine.table.in_band(call, limits):
             return None
-    timed = call.collective in LARGE_SLICES.by and not call.counts
-    large = call.nbytes >= LARGE_BYTES.value and limits.protocol in (None, "Simple")
+    timed = call.collective in measured.LARGE_SLICES.by and not call.counts
+    large = call.nbytes >= measured.LARGE_BYTES.value and limits.protocol in (None, "Simple")
     return "sm" if timed and large else None
 
 
@@ -197,8 +168,9 @@ def may_copy(call: Call, nranks: int) -> bool:
     """
     kind, scales = COLLECTIVES[call.collective], call.op is not None and call.op.scales
     ordered = kind.reduces and (nranks > 2 or kind.prefix)
-    least = max(COPIED_BYTES.of(call.collective), LL128_BYTES.of(call.collective) + 1)
-    return call.nbytes >= least and not (ordered or scales)
+    long = call.nbytes > measured.LL128_BYTES.of(call.collective)
+    copied = long and call.nbytes >= measured.COPIED_BYTES.of(call.collective)
+    return copied and not (ordered or scales)
 
 
 def copied_blocks(program: Program) -> frozenset[int]:
@@ -225,12 +197,12 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
     """The algorithm without an option."""
     lanes, known = machine.nranks - 1, machine.known
     alike = limits.channels is None and (known is None or known.all_pairs)
-    many = lanes > 1 and machine.most(limits) >= FUSED_BLOCKS.value * lanes
-    short = many and call.nbytes < FUSED_BYTES.value
+    many = lanes > 1 and machine.most(limits) >= measured.FUSED_BLOCKS.value * lanes
+    short = many and call.nbytes < measured.FUSED_BYTES.value
     if call.collective == "broadcast" and limits.mapped and alike and short:
         return "scatter_gather_fused"
     if machine.nranks == 2 and limits.mapped == ALL_MAPPED:
-        with_root = ROOT_ALGORITHMS.of(call.collective)
+        with_root = measured.ROOT_ALGORITHMS.of(call.collective)
         if with_root is not None:
             return with_root
     return _algorithms(call, machine, limits).of(call.collective)[bool(limits.mapped)]
@@ -238,18 +210,25 @@ def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
 
 def _algorithms(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple[str, str]]:
     """The figures from which the default follows: those for few blocks, two ranks, or any."""
-    few = machine.most(limits) <= FEW_BLOCKS.value
-    if few and limits.mapped and call.collective in FEW_ALGORITHMS.by:
-        return FEW_ALGORITHMS
+    few = machine.most(limits) <= measured.FEW_BLOCKS.value
+    if few and limits.mapped and call.collective in measured.FEW_ALGORITHMS.by:
+        return measured.FEW_ALGORITHMS
     if machine.nranks != 2:
         return _algorithms_of_more(call, machine, limits)
-    if call.nbytes >= PUSHED_BYTES.value and call.collective in PUSH_ALGORITHMS.by:
+    pushed = call.collective in measured.PUSH_ALGORITHMS.by
+    if pushed and call.nbytes >= measured.PUSHED_BYTES.value:
         # In place OUTPUT has no room for contributions; of fewer blocks, half would be too few.
         room = Buffer.OUTPUT in limits.mapped and not in_place(call)
-        both = machine.most(limits) >= 2 * REPLICAS.of(call.collective)
+        both = machine.most(limits) >= 2 * measured.REPLICAS.of(call.collective)
         if call.collective != "reduce_scatter" or (room and both):
-            return PUSH_ALGORITHMS
-    return PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
+            return measured.PUSH_ALGORITHMS
+    return _pair_algorithms(call)
+
+
+def _pair_algorithms(call: Call) -> Measured[tuple[str, str]]:
+    """The same of two ranks that do not push."""
+    pairs = measured.PAIR_ALGORITHMS
+    return pairs if call.collective in pairs.by else measured.SIMPLE_ALGORITHMS
 
 
 def _algorithms_of_more(call: Call, machine: GpuRanks, limits: Limits) -> Measured[tuple[str, str]]:
@@ -260,12 +239,12 @@ def _algorithms_of_more(call: Call, machine: GpuRanks, limits: Limits) -> Measur
     """
     name = call.collective
     # A chain has an order of its own, so it is chosen whatever memory is given.
-    long = machine.large_scratch and call.nbytes >= LARGE_CHAIN_BYTES.of(name)
+    long = machine.large_scratch and call.nbytes >= measured.LARGE_CHAIN_BYTES.of(name)
     if long and may_chain(call, machine, limits):
-        return LARGE_CHAINS
-    large = limits.large_scratch == "sm" and name in LARGE_ALGORITHMS.by
-    timed = machine.nranks <= CHAIN_RANKS and alike(machine)
-    return LARGE_ALGORITHMS if large and timed else SIMPLE_ALGORITHMS
+        return measured.LARGE_CHAINS
+    large = limits.large_scratch == "sm" and name in measured.LARGE_ALGORITHMS.by
+    timed = machine.nranks <= measured.CHAIN_RANKS and alike(machine)
+    return measured.LARGE_ALGORITHMS if large and timed else measured.SIMPLE_ALGORITHMS
 
 
 def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:
@@ -273,12 +252,11 @@ def slices_of(call: Call, algorithm: Algorithm, nranks: int) -> int:
 
     They hold where nothing goes through SCRATCH, or through that of a workspace.
     """
-    pair = PAIR_ALGORITHMS if call.collective in PAIR_ALGORITHMS.by else SIMPLE_ALGORITHMS
-    if nranks == 2 and algorithm in pair.of(call.collective):
-        slices = PAIR_SLICES.of(call.collective)
+    if nranks == 2 and algorithm in _pair_algorithms(call).of(call.collective):
+        slices = measured.PAIR_SLICES.of(call.collective)
         if slices is not None:
             return slices
-    pipelined = None if callable(algorithm) else PIPELINED.of(algorithm)
+    pipelined = None if callable(algorithm) else measured.PIPELINED.of(algorithm)
     if pipelined is None:
         return 1
     nbytes, least, most = pipelined
@@ -297,12 +275,13 @@ def _launched(
 ) -> Choice:
     """The choice without a grid; algorithm and slices of the options go first."""
     candidate = candidate_of(call, machine, limits, default)
-    slots = PAIR_SLOTS.value if machine.nranks == 2 else WINDOW
+    slots = measured.PAIR_SLOTS.value if machine.nranks == 2 else WINDOW
     launch = Launch("Simple", limits.slices or slices, slots, limits.mapped, in_place(call))
-    large, timed = limits.large_scratch == "sm", LARGE_SLICES.of(call.collective)
+    large, timed = limits.large_scratch == "sm", measured.LARGE_SLICES.of(call.collective)
     if large and timed and limits.slices is None and encode(candidate.plan, launch).scratch:
         nbytes, least, most = timed
-        least = least if machine.nranks <= CHAIN_RANKS else most  # more have not been timed
+        if machine.nranks > measured.CHAIN_RANKS:  # so many have not been timed
+            least = most
         launch = replace(launch, slices=max(least, min(most, call.nbytes // nbytes)))
     return fitted(call, candidate, launch, fits, engine, why, large=large)
 
@@ -322,7 +301,7 @@ class Lanes:
 
     def grid(self, nbytes: int) -> Grid:
         """The CUDA blocks for slices of so many bytes: equally many for each lane of a rank."""
-        replicas = max(1, min(self.most, -(-nbytes // BLOCK_BYTES.value)))
+        replicas = max(1, min(self.most, -(-nbytes // measured.BLOCK_BYTES.value)))
         return Grid(replicas, replicas * self.lanes, self.threads)
 
 
@@ -334,8 +313,8 @@ def lanes_of(found: Choice, call: Call, machine: GpuRanks, limits: Limits) -> La
 def _at_most(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Lanes:
     """Lanes that have at most ``most`` CUDA blocks together."""
     if found.launch.mapped:
-        most = min(most, CALL_BLOCKS.of(call.collective))
-    each = min(machine.replicas, REPLICAS.of(call.collective))
+        most = min(most, measured.CALL_BLOCKS.of(call.collective))
+    each = min(machine.replicas, measured.REPLICAS.of(call.collective))
     return Lanes(lanes, min(each, most // max(1, lanes)), machine.threads)
 
 

@@ -22,8 +22,8 @@ from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import subsystem
 from ringcoll.tuner import Choice, GpuRanks, Limits, choose
 from ringcoll.tuner.measured import LARGE_BYTES, LARGE_SLICES
-from ringcoll.tuner.proof import sums_in_rank_order
 from ringcoll.tuner.simple import large_engine, sizes_like
+from ringcoll.verifier.rank_order import sums_in_rank_order
 
 MIB = 1 << 20
 NAMES = tuple(LARGE_SLICES.by)
