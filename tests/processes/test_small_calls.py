@@ -5,6 +5,7 @@ The ranks are processes that meet over sockets; the programs are in ``programs/s
 
 import re
 
+import numpy as np
 import pytest
 
 import ringcoll
@@ -18,7 +19,17 @@ pytestmark = [
     ),
 ]
 
-HEALTHY = "late", "disagree", "behind", "never_comes", "leaves", "aborts", "closes", "in_turns"
+HEALTHY = (
+    "late",
+    "unseen",
+    "disagree",
+    "behind",
+    "never_comes",
+    "leaves",
+    "aborts",
+    "closes",
+    "in_turns",
+)
 """Scenarios after which the ranks are still healthy: one start runs them all."""
 
 
@@ -42,6 +53,12 @@ def test_a_call_that_waits_goes_on_in_python_and_the_next_one_is_compiled_again(
     for verdict in healthy("late").verdicts.values():
         assert verdict["seen"] == [6.0] * 6
         assert (verdict["more"] > 0) == verdict["compiled"]
+
+
+def test_counts_that_never_come_again_are_made_too(healthy):
+    for verdict in healthy("unseen").verdicts.values():
+        assert verdict["wrong"] == 0
+        assert (verdict["made"] > 400) == verdict["compiled"]
 
 
 def test_another_call_is_refused_as_by_ranks_in_python(healthy):
@@ -118,14 +135,16 @@ def test_the_setting_asks_for_the_part_or_does_without(monkeypatch):
         small_calls.is_wanted(True)
 
 
+HERE, THERE = (0, 0, 0, 0), (1, 0, 0, 0)
 WRONG = {
     "a rank": ((((9, 0, 1),), None, ()),),
     "an index": ((((0, 10**9, 1),), None, ()),),
-    "a base": (((), (None, 2, 8, 1, ((3, 0),), ((1, 0),)), ()),),
-    "two sources of a copy": (((), (None, 2, 8, 1, ((0, 0), (0, 8)), ((1, 0),)), ()),),
-    "too many bytes": (((), (None, 2, 1 << 20, 1, ((0, 0),), ((1, 0),)), ()),),
-    "no function of numpy": (((), (len, 11, 2, 4, ((0, 0), (0, 8)), ((1, 0),)), ()),),
-    "no loop": (((), (__import__("numpy").add, 99, 2, 4, ((0, 0), (0, 8)), ((1, 0),)), ()),),
+    "a base": (((), (None, 2, 8, 0, 1, ((3, 0, 0, 0),), (THERE,)), ()),),
+    "two sources of a copy": (((), (None, 2, 8, 0, 1, (HERE, HERE), (THERE,)), ()),),
+    "too many bytes": (((), (None, 2, 1 << 20, 0, 1, (HERE,), (THERE,)), ()),),
+    "too many bytes of units": (((), (None, 2, 0, 1 << 14, 1, (HERE,), (THERE,)), ()),),
+    "no function of numpy": (((), (len, 11, 2, 0, 4, (HERE, HERE), (THERE,)), ()),),
+    "no loop": (((), (np.add, 99, 2, 0, 4, (HERE, HERE), (THERE,)), ()),),
 }
 
 
@@ -137,14 +156,31 @@ def test_rows_that_are_none_are_refused(what):
         *(nothing, nothing, nothing, nothing, nothing, set(), nothing, [0], words, (words, words)),
         *(0, 4, 4, 0, (8, 16, 24, 32)),
     )
-    with pytest.raises((ValueError, IndexError, TypeError)):
-        calls.add(
-            *("all_reduce", "sum", 0, {}, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4),
-            ((nothing, WRONG[what]), None),
-        )
-    calls.add(
-        *("all_reduce", "sum", 0, {}, None, None, (0, 0), (0, 0), True, 1, 1, 0, 4), (None, None)
+    call: tuple = (
+        "all_reduce",
+        "sum",
+        0,
+        {},
+        None,
+        None,
+        HERE,
+        HERE,
+        True,
+        True,
+        True,
+        1,
+        1,
+        1,
+        3,
+        -1,
+        1,
+        4,
     )
+    with pytest.raises((ValueError, IndexError, TypeError)):
+        calls.add(*call, ((nothing, WRONG[what]), None))
+    with pytest.raises(ValueError, match="no such call"):
+        calls.add(*call[:13], 0, *call[14:], (None, None))
+    calls.add(*call, (None, None))
     calls.clear()
     with pytest.raises(TypeError, match="wanted name, sendbuf"):
         calls("all_reduce")

@@ -115,7 +115,9 @@ class CpuEngine(Engine):
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
             if found is None and key is not None and not arguments:  # with counts none is like it
-                found = self.calls.find_recounted(key, first, second, sendbuf, recvbuf)
+                again = self.calls.find_recounted(key, first, second, sendbuf, recvbuf)
+                if again is not None:
+                    found, checked = again
         if found is None or of_thread.group is not None:
             arguments = arguments or (op, root)
             buffers, kept = (sendbuf, recvbuf), (key, found)

@@ -39,8 +39,8 @@ class HostCalls(CallCache):
     @explained
     def find_recounted(
         self, key: tuple[Any, ...], start: int, end: int, sendbuf: Any, recvbuf: Any
-    ) -> tuple[Any, Given] | None:
-        """A call whose count alone is new, kept like one of its shape that was checked.
+    ) -> tuple[tuple[Any, Given], CheckedCall] | None:
+        """A call whose count alone is new, kept like one of its shape that was checked, and that.
 
         The buffers are arrays at these addresses, or None; the key begins with what is no count.
         None where a call must be checked, or chosen and prepared from the beginning.
@@ -76,11 +76,11 @@ class HostCalls(CallCache):
                 )
         at = start, end, 0
         start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
-        return prepared, (start, end, 0, 0, count)
+        return (prepared, (start, end, 0, 0, count)), like
 
     def _prepare_like(
         self, like: CheckedCall, key: Hashable, size: Hashable, first: Extent, second: Extent
-    ) -> tuple[Any, Given] | None:
+    ) -> tuple[tuple[Any, Given], CheckedCall] | None:
         """A call prepared anew, for counts about its own where these run alike."""
         before = like.any_class or like.prepared.get(None)
         checked = None if before is None else like.recounted(first, second)
@@ -99,7 +99,7 @@ class HostCalls(CallCache):
             self._keep(checked, None, prepared, key)
             evict(self._of_size, CACHED_CALLS)
             self._of_size[size] = checked
-        return prepared, given
+        return (prepared, given), checked
 
     def once(self, call: Call, config: Config) -> CpuCall:
         """Prepare a call that is not kept, by what is known of one with the same options."""

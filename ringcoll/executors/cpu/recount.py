@@ -55,6 +55,21 @@ class Recount:
                         key = operand.chunk.buffer, operand.copies
                         self._in_user.append((span(operand), found, k, factor, key))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a segment is one chunk of one slice: part k begins at k counts."""
+        return self._whole
+
+    @property
+    def align(self) -> int:
+        """Elements on whose multiples the slots of SCRATCH end."""
+        return self._layout.align
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the widest type of an element there."""
+        return self._item
+
     def to(self, count: int, layout: Layout | None = None) -> bool:
         """Give the rows the parts of another count; False, and nothing, if a row has none then.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from ringcoll.fabric.poll import AT_ONCE
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 2  # of the compiled part; one that is older than this file is not used
+_INTERFACE = 3  # of the compiled part; one that is older than this file is not used
 
 try:
     _small_calls: Any = importlib.import_module("ringcoll.executors.cpu._small_calls")
@@ -41,8 +42,12 @@ MOST = 512
 _POLLS = 8  # of a flag in C for one in Python, which takes 0.1 µs
 
 _FIRST, _SECOND, _ABSOLUTE = 0, 1, 2
-_Place = tuple[int, int]  # what it is an offset of, and the offset in bytes
-_Step = tuple[Any, int, int, int, tuple[_Place, ...], tuple[_Place, ...]]
+_Place = tuple[int, int, int, int]
+"""What it is an offset of; the offset in bytes; slots of SCRATCH behind that; and bytes for each
+unit of a call: one of its count, or of a call that runs with one count alone, the call."""
+_Step = tuple[Any, int, int, int, int, tuple[_Place, ...], tuple[_Place, ...]]
+"""The ufunc, None to copy; numpy's number of the type; elements, those of each unit, and the bytes
+of one; sources and destinations."""
 
 
 class Checked(Protocol):
@@ -52,6 +57,24 @@ class Checked(Protocol):
     count: int
     places: tuple[int, int, int, int]
     any_class: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The calls that an entry serves."""
+
+    units: range = range(1, 2)
+    only: int | None = None  # the one count that it serves; None: its units are counts
+    align: int = 1  # elements on whose multiples a slot of SCRATCH ends
+    widest: int = 0  # bytes of an element there
+
+    def slot(self, count: int) -> int:
+        """Bytes of a slot of SCRATCH for a count, as slot_bytes of binding.py has them."""
+        return -(-count // self.align) * self.align * self.widest + 63 & ~63
+
+    def argument(self, number: int, offset: int, count: int) -> _Place:
+        """Where INPUT or OUTPUT of a call with this count lies in an argument."""
+        return (number, 0, 0, offset // count) if self.only is None else (number, offset, 0, 0)
 
 
 def is_wanted(setting: bool | None) -> bool:
@@ -126,18 +149,26 @@ class SmallCalls:
         prepared: CpuCall,
         call: tuple[str, Any, Any, Any, int, dict[str, Any]],
     ) -> None:
-        """Take a call that has just run, with its arguments, for each half that has its rows."""
-        count, hello, nothing = checked.count, prepared.hello, self.whole - _HALVES
-        if not prepared.any_class or prepared is not checked.any_class or hello.scalar is not None:
+        """Take a call that has just run, with its arguments, for each half that has its rows.
+
+        Where its rows are alike for other counts it is taken for all of these.
+        """
+        hello, now, nothing = prepared.hello, prepared.call.count, self.whole - _HALVES
+        name, sendbuf, recvbuf, op, root, how = call
+        if prepared is not checked.any_class or _overlap(sendbuf, recvbuf):
+            return  # of arguments that share memory there is another checked call
+        if not prepared.any_class or hello.scalar is not None:
             checked.taken = self.whole
             return
-        if prepared.call.count != count:
+        sizes = _sizes(prepared)
+        if sizes.only is not None and checked.count != now:
             return
+        found = [_bound(prepared, half, sizes) for half in (0, 1)]
         halves, taken, total = [], nothing, True
-        for half in (0, 1):
-            bound, rows = prepared.bound.get((half, count)), None
-            if bound is not None and bound.given:
-                rows = _rows(bound, self._host.shared_state.words)
+        for half, bound in enumerate(found):
+            rows = None
+            if bound is not None:
+                rows = _rows(bound, self._host.shared_state.words, sizes)
                 if rows is None:
                     checked.taken = self.whole
                     return
@@ -151,21 +182,53 @@ class SmallCalls:
             self.clear()
             taken += self.whole - _HALVES - nothing
         self._size += 1
-        name, sendbuf, recvbuf, op, root, how = call
-        arrays, places = (_kind(sendbuf), _kind(recvbuf)), checked.places
-        words = hello.signature, hello.record, hello.count << 1 | hello.in_place
+        each = 1 if sizes.only is not None else now
+        sent, offset, received, other = checked.places
+        places = (
+            sizes.argument(sent, offset, checked.count),
+            sizes.argument(received, other, checked.count),
+        )
         self._calls.add(
-            *(name, op, root, dict(how), *arrays, places[:2], places[2:]),
-            *(total, *words, count, tuple(halves)),
+            *(name, op, root, dict(how), _kind(sendbuf, each), _kind(recvbuf, each), *places),
+            *(total, hello.in_place, hello.count != 0, prepared.digest, hello.record),
+            *(sizes.units.start, sizes.units.stop, -1 if sizes.only is None else sizes.only),
+            *(sizes.align, sizes.widest, tuple(halves)),
         )
         checked.taken = taken
 
 
-def _kind(array: Any) -> tuple[np.dtype[Any], int, bool] | None:
-    return None if array is None else (array.dtype, array.size, array.flags.writeable)
+def _overlap(one: Any, other: Any) -> bool:
+    return one is not None and other is not None and np.may_share_memory(one, other)
 
 
-def _rows(bound: BoundRows, words: list[Words]) -> tuple[Any, ...] | None:
+def _kind(array: Any, units: int) -> tuple[np.dtype[Any], int, bool] | None:
+    """The type of an argument, its elements for each unit, and whether it is writable."""
+    return None if array is None else (array.dtype, array.size // units, array.flags.writeable)
+
+
+def _sizes(prepared: CpuCall) -> _Sizes:
+    """The counts for which the rows of a call are alike but for plain arithmetic."""
+    count, counts = prepared.call.count, prepared.counts
+    some = next(iter(prepared.bound.values()), None)
+    recount = None if some is None else some.recount
+    if recount is None or not recount.is_whole or not prepared.hello.count:
+        return _Sizes(only=count)
+    most = _small_calls.SMALL // max(recount.widest, prepared.call.dtype.itemsize)
+    units = range(max(1, counts.start), min(counts.stop, most + 1))
+    found = _Sizes(units, None, recount.align, recount.widest)
+    return found if count in units else _Sizes(only=count)
+
+
+def _bound(prepared: CpuCall, half: int, sizes: _Sizes) -> BoundRows | None:
+    """Rows of a half: those of the call's count, or of any that they serve as well."""
+    of_half = {key[1]: bound for key, bound in prepared.bound.items() if key[0] == half}
+    found = of_half.get(prepared.call.count)
+    if found is None and sizes.only is None:
+        found = next((rows for count, rows in of_half.items() if count in sizes.units), None)
+    return found if found is not None and found.given else None
+
+
+def _rows(bound: BoundRows, words: list[Words], sizes: _Sizes) -> tuple[Any, ...] | None:
     """A single lane of plain rows; None where there is more to it."""
     lane = bound.lanes[0] if len(bound.lanes) == 1 else None
     if bound.messages or not isinstance(lane, tuple):
@@ -175,7 +238,7 @@ def _rows(bound: BoundRows, words: list[Words]) -> tuple[Any, ...] | None:
     for waits, work, signals in lane:
         step = None
         if work is not None:
-            step = _step(next(works), bound)
+            step = _step(next(works), bound, sizes)
             if step is None:
                 return None
         rows.append((_flags(waits, numbers), step, _flags(signals, numbers)))
@@ -189,38 +252,37 @@ def _flags(
     return tuple((numbers[id(flag[0])], flag[1], flag[2]) for flag in flags)
 
 
-def _step(work: RowArrays, bound: BoundRows) -> _Step | None:
+def _step(work: RowArrays, bound: BoundRows, sizes: _Sizes) -> _Step | None:
     """What a row moves; None unless it copies, or combines by a loop of numpy alone."""
     _, from_, to, srcs, dsts, reduction = work
     if reduction is None or not reduction.is_plain or dsts[0].nbytes > _small_calls.SMALL:
         return None
-    kind, ufunc = srcs[0].dtype, reduction.ufunc
+    kind, ufunc, size = srcs[0].dtype, reduction.ufunc, srcs[0].size
     if (ufunc is None) != (len(srcs) == 1):
         return None
     if ufunc is not None:
         loop = f"{kind.char}{kind.char}->{kind.char}"
         if not isinstance(ufunc, np.ufunc) or loop not in ufunc.types:
             return None
-    sources = [_place(*both, bound) for both in zip(from_, srcs, strict=True)]
-    targets = [_place(*both, bound) for both in zip(to, dsts, strict=True)]
-    places = [place for place in (*sources, *targets) if place is not None]
-    if len(places) < len(sources) + len(targets):
+    pairs = zip((*from_, *to), (*srcs, *dsts), strict=True)
+    places = [_place(operand, array, bound, sizes) for operand, array in pairs]
+    known = tuple(place for place in places if place is not None)
+    if len(known) < len(places):
         return None
-    return (
-        ufunc,
-        kind.num,
-        srcs[0].size,
-        kind.itemsize,
-        (*places[: len(srcs)],),
-        (*places[len(srcs) :],),
-    )
+    fixed, each = (0, size // bound.count) if sizes.only is None else (size, 0)
+    return ufunc, int(kind.num), fixed, each, kind.itemsize, known[: len(srcs)], known[len(srcs) :]
 
 
-def _place(operand: Operand, array: Any, bound: BoundRows) -> _Place | None:
+def _place(operand: Operand, array: Any, bound: BoundRows, sizes: _Sizes) -> _Place | None:
     """Where an array of a row lies; None for memory of a peer that is mapped."""
+    start = start_of(array)
+    if operand.span < 0 and sizes.only is not None:
+        return _ABSOLUTE, start, 0, 0
     if operand.span < 0:
-        return _ABSOLUTE, start_of(array)
+        return _ABSOLUTE, start - operand.index * sizes.slot(bound.count), operand.index, 0
     if not operand.own:
         return None
     base = _FIRST if operand.chunk.buffer is Buffer.INPUT else _SECOND
-    return base, start_of(array) - bound.given[base]
+    if sizes.only is not None:
+        return base, start - bound.given[base], 0, 0
+    return base, 0, 0, operand.index * operand.kind.itemsize

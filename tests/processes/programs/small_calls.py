@@ -123,7 +123,9 @@ def alike() -> dict:
         offset = int((0, 0, 4, 16, 3)[shared.integers(5)])
         spread = n if name in ("reduce_scatter", "scatter", "all_to_all") else 1
         gathered = n if name in ("gather", "all_gather", "all_to_all") else 1
+        growth = int((0, 0, 1, 7)[shared.integers(4)])
         for repeat in range(6):
+            count += growth
             if own.random() < 0.03:
                 time.sleep(own.random() * 3e-3)
             given = values(own, rank, kind, count * spread)
@@ -163,6 +165,21 @@ def late() -> dict:
     for _ in range(300):  # every 20 ms one of them looks, in Python, at who has died
         comm.all_reduce(x)
     return {"seen": seen, "more": counted.made - made, "compiled": is_compiled()}
+
+
+def unseen() -> dict:
+    """Counts that never come again, which are few powers of two and one plan."""
+    counted, wrong = mixed(), 0
+    comm, n = counted.comm, counted.comm.nranks
+    for count in range(300, 500):
+        x, y = np.full(count, comm.rank + 1, "int64"), np.full(count * n, -1, "int64")
+        comm.all_gather(x, y)
+        wrong += int((y.reshape(n, count) != np.arange(1, n + 1)[:, None]).sum())
+        comm.all_reduce(x)
+        wrong += int((x != n * (n + 1) // 2).sum())
+        comm.broadcast(y[:count], root=1)
+        wrong += int((y[:count] != 1).sum())
+    return {"wrong": wrong, "made": counted.made, "compiled": is_compiled()}
 
 
 def disagree() -> dict:
@@ -325,7 +342,7 @@ def beside() -> dict:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        *(alike, late, disagree, behind, never_comes, killed, leaves, aborts, closes),
+        *(alike, late, unseen, disagree, behind, never_comes, killed, leaves, aborts, closes),
         *(in_turns, beside),
     )
 }

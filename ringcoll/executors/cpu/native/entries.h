@@ -70,19 +70,29 @@ static int read_loop(PyObject* given, int type, Row* row) {
     return row->loop == NULL ? -1 : 0;
 }
 
-/* Read what a row moves: (ufunc or None, type, count, bytes of an element, sources, and
- * destinations), each place a base and an offset. */
-static int read_step(PyObject* given, Row* row) {
+/* Read a place: base, offset, slots and stride. */
+static int read_place(PyObject* given, Place* place) {
+    if (!PyArg_ParseTuple(given, "innn", &place->base, &place->offset, &place->slots,
+                          &place->stride))
+        return -1;
+    if (place->base >= FIRST && place->base <= ABSOLUTE) return 0;
+    PyErr_SetString(PyExc_ValueError, "no such base");
+    return -1;
+}
+
+/* Read what a row moves: (ufunc or None, type, elements, elements of each unit, bytes of one,
+ * sources, and destinations). */
+static int read_step(PyObject* given, const Entry* entry, Row* row) {
     PyObject *ufunc, *places[2];
     int type;
     if (given == Py_None) return 0;
-    if (!PyArg_ParseTuple(given, "OinnO!O!", &ufunc, &type, &row->count, &row->item, &PyTuple_Type,
-                          &places[0], &PyTuple_Type, &places[1]))
+    if (!PyArg_ParseTuple(given, "OinnnO!O!", &ufunc, &type, &row->fixed, &row->each, &row->item,
+                          &PyTuple_Type, &places[0], &PyTuple_Type, &places[1]))
         return -1;
     row->nsrcs = (int)PyTuple_GET_SIZE(places[0]);
     row->ndsts = (int)PyTuple_GET_SIZE(places[1]);
-    row->nbytes = row->count * row->item;
-    if (row->nsrcs < 1 || row->ndsts < 1 || row->nbytes < 1 || row->nbytes > SMALL ||
+    npy_intp most = (row->fixed + row->each * (npy_intp)(entry->last - 1)) * row->item;
+    if (row->nsrcs < 1 || row->ndsts < 1 || row->item < 1 || most < 1 || most > SMALL ||
         (ufunc == Py_None) != (row->nsrcs == 1)) {
         PyErr_SetString(PyExc_ValueError, "no such step");
         return -1;
@@ -95,18 +105,13 @@ static int read_step(PyObject* given, Row* row) {
     for (int k = 0; k < row->nsrcs + row->ndsts; k++) {
         PyObject* place = k < row->nsrcs ? PyTuple_GET_ITEM(places[0], k)
                                          : PyTuple_GET_ITEM(places[1], k - row->nsrcs);
-        Place* to = &row->places[k];
-        if (!PyArg_ParseTuple(place, "in", &to->base, &to->offset)) return -1;
-        if (to->base < FIRST || to->base > ABSOLUTE) {
-            PyErr_SetString(PyExc_ValueError, "no such base");
-            return -1;
-        }
+        if (read_place(place, &row->places[k]) < 0) return -1;
     }
     return read_loop(ufunc, type, row);
 }
 
 /* Read a half: its ActiveCall, and rows of waits, step and signals; or None. */
-static int read_half(const Calls* self, PyObject* given, Half* half) {
+static int read_half(const Calls* self, PyObject* given, const Entry* entry, Half* half) {
     PyObject *active, *rows, *waits, *step, *signals;
     if (given == Py_None) return 0;
     if (!PyArg_ParseTuple(given, "OO!", &active, &PyTuple_Type, &rows)) return -1;
@@ -122,7 +127,7 @@ static int read_half(const Calls* self, PyObject* given, Half* half) {
         if (!PyArg_ParseTuple(parts, "OOO", &waits, &step, &signals) ||
             read_flags(self, waits, &row->waits, &row->nwaits) < 0 ||
             read_flags(self, signals, &row->signals, &row->nsignals) < 0 ||
-            read_step(step, row) < 0)
+            read_step(step, entry, row) < 0)
             return -1;
     }
     return 0;
@@ -135,8 +140,21 @@ static int read_array(PyObject* given, Entry* entry, int at) {
     if (given == Py_None) return 0;
     if (!PyArg_ParseTuple(given, "O!np", &PyArrayDescr_Type, &kind, &entry->sizes[at], &writeable))
         return -1;
+    if (entry->sizes[at] < 1) {
+        PyErr_SetString(PyExc_ValueError, "an array has elements");
+        return -1;
+    }
     entry->kinds[at] = (PyArray_Descr*)Py_NewRef(kind);
     entry->flags[at] = FLAGS & (writeable ? ~0 : ~NPY_ARRAY_WRITEABLE);
+    return 0;
+}
+
+/* Read what is known of an entry but its name, operator and options; -1: something is wrong. */
+static int read_entry(const Calls* self, Entry* entry, PyObject* const* parts) {
+    for (int k = 0; k < 2; k++)
+        if (read_array(parts[k], entry, k) < 0 || read_place(parts[2 + k], &entry->places[k]) < 0 ||
+            read_half(self, parts[4 + k], entry, &entry->halves[k]) < 0)
+            return -1;
     return 0;
 }
 
@@ -145,31 +163,27 @@ static PyObject* calls_add(Calls* self, PyObject* given) {
     if (self->closed) Py_RETURN_NONE;
     Entry* entry = PyMem_Calloc(1, sizeof *entry);
     if (entry == NULL) return PyErr_NoMemory();
-    PyObject *name, *op, *how, *arrays[2], *halves[2];
-    unsigned long long signature, record, packed;
-    int total, read = 0;
+    PyObject *name, *op, *how, *parts[6];
+    unsigned long long digest, record;
+    int total, in_place, counted;
     entry->refs = 1;
-    if (PyArg_ParseTuple(given, "OOlO!OO(in)(in)pKKKL(OO)", &name, &op, &entry->root, &PyDict_Type,
-                         &how, &arrays[0], &arrays[1], &entry->places[0].base,
-                         &entry->places[0].offset, &entry->places[1].base, &entry->places[1].offset,
-                         &total, &signature, &record, &packed, &entry->count, &halves[0],
-                         &halves[1])) {
-        entry->name = Py_NewRef(name), entry->op = Py_NewRef(op), entry->how = Py_NewRef(how);
-        entry->total = total, entry->signature = signature, entry->record = record;
-        entry->packed = packed;
-        read = 1;
-        for (int k = 0; k < 2; k++) {
-            bool known = entry->places[k].base >= FIRST && entry->places[k].base <= NOWHERE;
-            if (read && !known) PyErr_SetString(PyExc_ValueError, "no such argument");
-            read = read && known && read_array(arrays[k], entry, k) == 0 &&
-                   read_half(self, halves[k], &entry->halves[k]) == 0;
-        }
-    }
-    if (!read) {
+    if (!PyArg_ParseTuple(given, "OOlO!OOOOpppKKLLLLL(OO)", &name, &op, &entry->root, &PyDict_Type,
+                          &how, &parts[0], &parts[1], &parts[2], &parts[3], &total, &in_place,
+                          &counted, &digest, &record, &entry->first, &entry->last, &entry->count,
+                          &entry->align, &entry->widest, &parts[4], &parts[5])) {
         drop(entry);
         return NULL;
     }
-    Entry** bucket = &self->table[bucket_of(name, entry->kinds[0], entry->sizes[0])];
+    entry->name = Py_NewRef(name), entry->op = Py_NewRef(op), entry->how = Py_NewRef(how);
+    entry->total = total, entry->in_place = in_place, entry->counted = counted;
+    entry->digest = digest, entry->record = record;
+    bool sound = entry->first > 0 && entry->align > 0 && entry->widest >= 0;
+    if (!sound) PyErr_SetString(PyExc_ValueError, "no such call");
+    if (!sound || read_entry(self, entry, parts) < 0) {
+        drop(entry);
+        return NULL;
+    }
+    Entry** bucket = &self->table[bucket_of(name, entry->kinds[0])];
     entry->next = *bucket;
     *bucket = entry;
     Py_RETURN_NONE;

@@ -97,18 +97,21 @@ static bool awaited(const Calls* self, const Flag* flag, uint64_t base) {
     return false;
 }
 
-static inline char* address(const Place* place, const intptr_t* bases) {
-    return (char*)(bases[place->base] + place->offset);
+static inline char* address(const Place* place, const Call* call) {
+    intptr_t start = call->bases[place->base] + place->offset;
+    return (char*)(start + place->slots * call->slot + place->stride * call->units);
 }
 
 /* Copy, or combine the sources as a left fold in the order written. */
-static void move(const Row* row, const intptr_t* bases) {
+static void move(const Row* row, const Call* call) {
     const Place* dsts = row->places + row->nsrcs;
-    char *first = address(&dsts[0], bases), *left = address(&row->places[0], bases);
+    npy_intp count = row->fixed + row->each * call->units;
+    size_t nbytes = (size_t)(count * row->item);
+    char *first = address(&dsts[0], call), *left = address(&row->places[0], call);
     if (row->loop == NULL) {
         for (int k = 0; k < row->ndsts; k++) {
-            char* dst = address(&dsts[k], bases);
-            if (dst != left) memmove(dst, left, (size_t)row->nbytes);
+            char* dst = address(&dsts[k], call);
+            if (dst != left) memmove(dst, left, nbytes);
         }
         return;
     }
@@ -116,12 +119,11 @@ static void move(const Row* row, const intptr_t* bases) {
     npy_intp steps[3] = {row->item, row->item, row->item};
     for (int k = 1; k < row->nsrcs; k++) {
         char* to = k == row->nsrcs - 1 ? first : between;
-        char* arrays[3] = {left, address(&row->places[k], bases), to};
-        row->loop(arrays, &row->count, steps, row->data);
+        char* arrays[3] = {left, address(&row->places[k], call), to};
+        row->loop(arrays, &count, steps, row->data);
         left = to;
     }
-    for (int k = 1; k < row->ndsts; k++)
-        memmove(address(&dsts[k], bases), first, (size_t)row->nbytes);
+    for (int k = 1; k < row->ndsts; k++) memmove(address(&dsts[k], call), first, nbytes);
 }
 
 /* Whether a rank that has entered an epoch has made another call there. */
@@ -163,60 +165,65 @@ static int close_last(const Calls* self, uint64_t last) {
 }
 
 /* Let Python go on with a call at a row, to its end. */
-static int hand_over(const Calls* self, const Entry* entry, const Half* half, const intptr_t* bases,
-                     int row) {
-    PyObject* done = PyObject_CallFunction(self->owned[RESUME], "O(nniiL)i", half->active,
-                                           (Py_ssize_t)bases[FIRST], (Py_ssize_t)bases[SECOND], 0,
-                                           0, entry->count, row);
+static int hand_over(const Calls* self, const Call* call, PyObject* active, int row) {
+    PyObject* done = PyObject_CallFunction(self->owned[RESUME], "O(nniiL)i", active,
+                                           (Py_ssize_t)call->bases[FIRST],
+                                           (Py_ssize_t)call->bases[SECOND], 0, 0, call->count, row);
     Py_XDECREF(done);
     return done == NULL ? -1 : 1;
 }
 
 /* Publish the hello, the entered word last, as SharedState.enter does. */
-static int enter(const Calls* self, const Entry* entry, PyObject* active, uint64_t epoch,
+static int enter(const Calls* self, const Call* call, PyObject* active, uint64_t epoch,
                  PyObject* number) {
-    if (PyObject_SetAttr(active, s_epoch, number) < 0 ||
-        PyObject_SetAttr(self->owned[HOST], s_running, active) < 0)
-        return -1;
+    PyObject* signature = PyLong_FromUnsignedLongLong(call->signature);
+    if (signature == NULL) return -1;
+    int failed = PyObject_SetAttr(active, s_signature, signature) < 0 ||
+                 PyObject_SetAttr(active, s_epoch, number) < 0 ||
+                 PyObject_SetAttr(self->owned[HOST], s_running, active) < 0;
+    Py_DECREF(signature);
+    if (failed) return -1;
+    const Entry* entry = call->entry;
     uint64_t* words = words_of(self, self->rank);
     uint64_t* hello = words + self->signatures[epoch % SLOTS];
-    hello[0] = entry->signature;
+    hello[0] = call->signature;
     hello[1] = entry->record;
     hello[2] = hello[3] = 0; /* peers reach no buffer of a small call */
-    hello[4] = entry->packed;
+    hello[4] = (uint64_t)(entry->counted ? call->count : 0) << 1 | entry->in_place;
     store(words + self->entered, epoch << 32);
     if (PyObject_SetAttr(self->owned[HOST], s_epoch, number) < 0) return -1;
     return PyObject_SetAttr(self->owned[FABRIC], s_entered, number);
 }
 
 /* Run the rows of a call from its hello to its end. */
-static int run_rows(const Calls* self, const Entry* entry, const intptr_t* bases, uint64_t epoch,
-                    PyObject* number) {
-    const Half* half = &entry->halves[epoch & 1];
+static int run_rows(const Calls* self, const Call* call, uint64_t epoch, PyObject* number) {
+    const Half* half = &call->entry->halves[epoch & 1];
     uint64_t base = epoch << 32;
-    if (enter(self, entry, half->active, epoch, number) < 0) return -1;
+    if (enter(self, call, half->active, epoch, number) < 0) return -1;
     for (int at = 0; at < half->nrows; at++) {
         const Row* row = &half->rows[at];
         for (int k = 0; k < row->nwaits; k++)
             if (!awaited(self, &row->waits[k], base))
-                return hand_over(self, entry, half, bases, at);
-        if (row->nsrcs) move(row, bases);
+                return hand_over(self, call, half->active, at);
+        if (row->nsrcs) move(row, call);
         for (int k = 0; k < row->nsignals; k++)
             store(row->signals[k].word, base + row->signals[k].count);
     }
-    if (is_mismatch(self, epoch, entry->signature))
-        return hand_over(self, entry, half, bases, half->nrows);
-    int failed = entry->total ? PyObject_SetAttr(self->owned[HOST], s_known, number)
-                              : PyObject_SetAttr(self->owned[HOST], s_uncompared, half->active);
+    if (is_mismatch(self, epoch, call->signature))
+        return hand_over(self, call, half->active, half->nrows);
+    int failed = call->entry->total
+                     ? PyObject_SetAttr(self->owned[HOST], s_known, number)
+                     : PyObject_SetAttr(self->owned[HOST], s_uncompared, half->active);
     return failed < 0 || PyObject_SetAttr(self->owned[HOST], s_running, Py_None) < 0 ? -1 : 1;
 }
 
 /* Run a call while this thread has the rank's lock: 1, 0 where Python is to make it, or -1. */
-static int run(Calls* self, const Entry* entry, const intptr_t* bases) {
+static int run(Calls* self, const Call* call) {
     int ready = is_ready(self);
     if (ready != 1) return ready;
     long long last = count_of(self->owned[HOST], s_epoch);
     if (last < 0) return -1;
+    const Entry* entry = call->entry;
     uint64_t epoch = (uint64_t)last + 1;
     if (entry->halves[epoch & 1].active == NULL || is_due(self)) return 0;
     int closed = close_last(self, (uint64_t)last);
@@ -228,7 +235,7 @@ static int run(Calls* self, const Entry* entry, const intptr_t* bases) {
         return PyErr_Occurred() ? -1 : 0; /* another call's text has taken the place of its own */
     PyObject* number = PyLong_FromUnsignedLongLong(epoch); /* before a peer sees anything */
     if (number == NULL) return -1;
-    int made = run_rows(self, entry, bases, epoch, number);
+    int made = run_rows(self, call, epoch, number);
     Py_DECREF(number);
     return made;
 }

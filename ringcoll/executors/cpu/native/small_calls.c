@@ -38,66 +38,90 @@ static bool has_options(const Entry* entry, PyObject* how) {
     return true;
 }
 
-/* Whether an argument is what an entry takes there; its address and bytes. */
-static bool fits(const Entry* entry, int at, PyObject* buffer, intptr_t* start, npy_intp* nbytes) {
+/* Whether an argument is what an entry takes there, for so many units; its address and bytes. */
+static bool fits(const Entry* entry, int at, PyObject* buffer, long long units, intptr_t* start,
+                 npy_intp* nbytes) {
     *start = *nbytes = 0;
     if (entry->kinds[at] == NULL) return buffer == Py_None;
     if (!PyArray_CheckExact(buffer)) return false;
     PyArrayObject* array = (PyArrayObject*)buffer;
-    if (PyArray_DESCR(array) != entry->kinds[at] || PyArray_SIZE(array) != entry->sizes[at] ||
+    npy_intp size = PyArray_SIZE(array);
+    if (PyArray_DESCR(array) != entry->kinds[at] || size != entry->sizes[at] * units ||
         (PyArray_FLAGS(array) & FLAGS) != entry->flags[at])
         return false;
     *start = (intptr_t)PyArray_DATA(array);
-    *nbytes = entry->sizes[at] * PyArray_ITEMSIZE(array);
+    *nbytes = size * PyArray_ITEMSIZE(array);
     return true;
 }
 
-/* The call of these arguments, whose caller drops it, and where its buffers lie; or NULL. */
-static Entry* find(const Calls* self, PyObject* const* given, intptr_t* bases) {
-    PyArray_Descr* kind = NULL;
-    npy_intp size = 0;
-    if (PyArray_CheckExact(given[1])) {
-        kind = PyArray_DESCR((PyArrayObject*)given[1]);
-        size = PyArray_SIZE((PyArrayObject*)given[1]);
+/* How many units of an entry its first array holds; 0: it serves no call of that size. */
+static long long units_of(const Entry* entry, PyObject* const* buffers) {
+    long long units = 1;
+    for (int at = 0; at < 2; at++)
+        if (entry->kinds[at] != NULL) {
+            if (!PyArray_CheckExact(buffers[at])) return 0;
+            units = PyArray_SIZE((PyArrayObject*)buffers[at]) / entry->sizes[at];
+            break;
+        }
+    return units >= entry->first && units < entry->last ? units : 0;
+}
+
+/* Say of a call of so many units of an entry where its buffers lie, and its signature. */
+static void describe(Call* call, Entry* entry, long long units, const intptr_t* starts) {
+    intptr_t arguments[3] = {starts[0], starts[1], 0};
+    call->entry = entry, call->units = units;
+    call->count = entry->count < 0 ? units : entry->count;
+    for (int k = 0; k < 2; k++) {
+        const Place* place = &entry->places[k];
+        call->bases[k] = arguments[place->base] + place->offset + place->stride * units;
     }
-    long root;
-    if (!PyLong_CheckExact(given[4])) return NULL;
+    call->bases[ABSOLUTE] = 0;
+    long long width = (units + entry->align - 1) / entry->align * entry->align;
+    call->slot = (width * entry->widest + 63) / 64 * 64; /* as slot_bytes of binding.py has it */
+    uint64_t signature = entry->digest + (uint64_t)(entry->counted ? call->count : 0);
+    call->signature = signature ? signature : 1; /* as signature_of of cpu_call.py */
+}
+
+/* Find the call of these arguments, whose entry the caller drops; false: there is none. */
+static bool find(const Calls* self, PyObject* const* given, Call* call) {
+    PyArray_Descr* kind =
+        PyArray_CheckExact(given[1]) ? PyArray_DESCR((PyArrayObject*)given[1]) : NULL;
+    if (!PyLong_CheckExact(given[4])) return false;
     int overflow;
-    root = PyLong_AsLongAndOverflow(given[4], &overflow);
-    if (overflow) return NULL;
-    Entry* entry = self->table[bucket_of(given[0], kind, size)];
+    long root = PyLong_AsLongAndOverflow(given[4], &overflow);
+    if (overflow) return false;
+    Entry* entry = self->table[bucket_of(given[0], kind)];
     for (; entry != NULL; entry = entry->next) {
         intptr_t starts[2];
         npy_intp nbytes[2];
-        if (entry->name != given[0] || entry->root != root ||
-            !fits(entry, 0, given[1], &starts[0], &nbytes[0]) ||
-            !fits(entry, 1, given[2], &starts[1], &nbytes[1]) || !has_options(entry, given[5]))
+        if (entry->name != given[0] || entry->root != root) continue;
+        long long units = units_of(entry, given + 1);
+        if (units == 0 || !fits(entry, 0, given[1], units, &starts[0], &nbytes[0]) ||
+            !fits(entry, 1, given[2], units, &starts[1], &nbytes[1]) ||
+            !has_options(entry, given[5]))
             continue;
         unsigned clears = self->clears;
         bool same = is_same(entry->op, given[3]);
         if (clears != self->clears)
-            return NULL; /* to compare may be to run Python: another thread has dropped entries */
+            return false; /* to compare may be to run Python: another thread has dropped entries */
         if (!same) continue;
         if (starts[0] < starts[1] + nbytes[1] && starts[1] < starts[0] + nbytes[0])
-            return NULL; /* what shares memory is another call */
-        intptr_t arguments[3] = {starts[0], starts[1], 0};
-        for (int k = 0; k < 2; k++)
-            bases[k] = arguments[entry->places[k].base] + entry->places[k].offset;
-        bases[ABSOLUTE] = 0;
+            return false; /* what shares memory is another call */
+        describe(call, entry, units, starts);
         entry->refs++;
-        return entry;
+        return true;
     }
-    return NULL;
+    return false;
 }
 
 /* Run a call if no other thread makes one: as run. */
-static int locked(Calls* self, const Entry* entry, const intptr_t* bases) {
+static int locked(Calls* self, const Call* call) {
     PyObject* taken = PyObject_CallOneArg(self->owned[ACQUIRE], Py_False);
     if (taken == NULL) return -1;
     Py_DECREF(taken);
     if (taken != Py_True) return 0;
     self->running++;
-    int made = run(self, entry, bases);
+    int made = run(self, call);
     self->running--;
     PyObject *type = NULL, *value = NULL, *trace = NULL;
     if (made < 0) PyErr_Fetch(&type, &value, &trace);
@@ -115,11 +139,10 @@ static PyObject* calls_call(PyObject* object, PyObject* const* given, size_t nar
         PyErr_SetString(PyExc_TypeError, "wanted name, sendbuf, recvbuf, op, root and a dict");
         return NULL;
     }
-    intptr_t bases[3];
-    Entry* entry = find(self, given, bases);
-    if (entry == NULL) Py_RETURN_FALSE;
-    int made = PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : locked(self, entry, bases);
-    drop(entry);
+    Call call;
+    if (!find(self, given, &call)) Py_RETURN_FALSE;
+    int made = PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : locked(self, &call);
+    drop(call.entry);
     let_go(self);
     return made < 0 ? NULL : PyBool_FromLong(made);
 }

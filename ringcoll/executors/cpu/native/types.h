@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 2   /* raised with every change of what Python gives */
+#define INTERFACE 3   /* raised with every change of what Python gives */
 #define BUCKETS 256   /* a power of two */
 #define SLOTS 4       /* hellos of a rank, by epoch & 3 */
 #define SMALL 16384   /* bytes of an array */
@@ -34,16 +34,17 @@ typedef struct {
     uint64_t count; /* without the epoch */
 } Flag;
 
+/* At base + offset + slots * (bytes of a slot) + stride * (units of the call). */
 typedef struct {
     int base;
-    intptr_t offset;
+    intptr_t offset, slots, stride;
 } Place;
 
 typedef struct {
     int nwaits, nsignals, nsrcs, ndsts; /* nsrcs 0: nothing moves */
     Flag *waits, *signals;
-    Place* places; /* of the sources, then of the destinations */
-    npy_intp count, item, nbytes;
+    Place* places;               /* of the sources, then of the destinations */
+    npy_intp fixed, each, item;  /* elements, those of each unit, and the bytes of one */
     PyUFuncGenericFunction loop; /* NULL: the bytes of one source are copied */
     void* data;
 } Row;
@@ -59,15 +60,25 @@ typedef struct Entry {
     int refs;                  /* of the table, and of threads that run the call */
     PyObject *name, *op, *how; /* how: a dict of options */
     PyArray_Descr* kinds[2];   /* NULL: None is given */
-    npy_intp sizes[2];
-    int flags[2];    /* of the arrays, in FLAGS */
-    Place places[2]; /* of INPUT and OUTPUT in the arguments */
+    npy_intp sizes[2];         /* elements of the arrays for each unit */
+    int flags[2];              /* of the arrays, in FLAGS */
+    Place places[2];           /* of INPUT and OUTPUT in the arguments */
     long root;
-    bool total;
-    uint64_t signature, record, packed; /* words of the hello */
-    long long count;
+    bool total, in_place, counted; /* counted: the hello has the count */
+    uint64_t digest, record;       /* of the hello */
+    long long first, last;         /* units that it serves; the last is not among them */
+    long long count;               /* of the call; -1: its units */
+    long long align, widest;       /* elements on whose multiples slots end, and bytes of one */
     Half halves[2];
 } Entry;
+
+/* One call: what it is, and where its buffers lie. */
+typedef struct {
+    Entry* entry;
+    long long units, count;
+    intptr_t bases[3], slot; /* INPUT, OUTPUT and 0; bytes of a slot of SCRATCH */
+    uint64_t signature;
+} Call;
 
 typedef struct {
     PyObject ob_base;
@@ -107,7 +118,7 @@ static inline void store(uint64_t* word, uint64_t value) {
 static inline uint64_t* words_of(const Calls* self, int rank) { return self->views[rank].buf; }
 
 /* Where the table has the calls of a name on arrays like the first argument. */
-static size_t bucket_of(PyObject* name, PyArray_Descr* kind, npy_intp size) {
-    uintptr_t hash = (uintptr_t)name ^ (uintptr_t)kind >> 5 ^ (uintptr_t)size;
+static size_t bucket_of(PyObject* name, PyArray_Descr* kind) {
+    uintptr_t hash = (uintptr_t)name >> 4 ^ (uintptr_t)kind >> 5;
     return (hash ^ hash >> 8 ^ hash >> 16) % BUCKETS;
 }
