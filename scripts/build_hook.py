@@ -47,6 +47,7 @@ def build(root: Path) -> Path:
     )
     with tempfile.TemporaryDirectory() as objects:
         command.build_lib, command.build_temp = str(root), objects
+        command.force = True  # by its source alone setuptools would not see a header that changed
         command.ensure_finalized()
         command.run()
     return target(root)

@@ -117,6 +117,34 @@ def test_a_rank_that_dies_is_lost_within_a_second(ranks):
         assert outcome.verdicts[rank]["seconds"] < 5
 
 
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_arguments_and_states_of_all_kinds_end_as_in_python(ranks, nranks):
+    outcome = ranks("small_calls", nranks, "odd")
+    assert outcome.errors == ""
+    for verdict in outcome.verdicts.values():
+        assert verdict["unlike"] == {}
+        assert (verdict["made"] > 100) == verdict["compiled"]
+
+
+def test_threads_with_arrays_of_their_own_do_not_mix_them(ranks):
+    outcome = ranks("small_calls", 2, "threads")
+    assert outcome.errors == ""
+    assert outcome.statuses == [0, 0]
+    assert outcome.word("wrong") == {0: [], 1: []}
+
+
+def test_ranks_that_ran_ahead_are_known_to_have_made_their_calls(healthy):
+    """Another that waits in the last of them looks at what they wait in meanwhile."""
+    for verdict in healthy("ahead").verdicts.values():
+        assert verdict["error"] == "no error"
+
+
+def test_executed_rows_are_traced(healthy):
+    for verdict in healthy("traced").verdicts.values():
+        assert verdict["rows"] == [verdict["rows"][0]] * 8
+        assert verdict["rows"][0] > 0
+
+
 def test_what_the_compiled_part_does_not_know_is_made_in_python(ranks):
     outcome = ranks("small_calls", 3, "beside")
     assert outcome.errors == ""
@@ -156,31 +184,13 @@ def test_rows_that_are_none_are_refused(what):
         *(nothing, nothing, nothing, nothing, nothing, set(), nothing, [0], words, (words, words)),
         *(0, 4, 4, 0, (8, 16, 24, 32)),
     )
-    call: tuple = (
-        "all_reduce",
-        "sum",
-        0,
-        {},
-        None,
-        None,
-        HERE,
-        HERE,
-        True,
-        True,
-        True,
-        1,
-        1,
-        1,
-        3,
-        -1,
-        1,
-        4,
-    )
+    call: tuple = ("all_reduce", "sum", 0, {}, None, None, HERE, HERE, *[True] * 4, *[1] * 3)
+    sizes = 3, -1, 1, 4
     with pytest.raises((ValueError, IndexError, TypeError)):
-        calls.add(*call, ((nothing, WRONG[what]), None))
+        calls.add(*call, *sizes, ((nothing, WRONG[what]), None))
     with pytest.raises(ValueError, match="no such call"):
-        calls.add(*call[:13], 0, *call[14:], (None, None))
-    calls.add(*call, (None, None))
+        calls.add(*call[:-1], 0, *sizes, (None, None))
+    calls.add(*call, *sizes, (None, None))
     calls.clear()
     with pytest.raises(TypeError, match="wanted name, sendbuf"):
         calls("all_reduce")

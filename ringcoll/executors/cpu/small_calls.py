@@ -25,7 +25,7 @@ from ringcoll.fabric.poll import AT_ONCE
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 3  # of the compiled part; one that is older than this file is not used
+_INTERFACE = 4  # of the compiled part; one that is older than this file is not used
 
 try:
     _small_calls: Any = importlib.import_module("ringcoll.executors.cpu._small_calls")
@@ -37,7 +37,7 @@ if _small_calls is not None and _small_calls.INTERFACE != _INTERFACE:
 _HALVES = 3  # a bit for each half of SCRATCH; above it the number of times that all was forgotten
 
 MOST = 512
-"""Calls that the compiled part knows: as many as a communicator keeps."""
+"""Entries for calls, of which one may have two: its first was made before it ran on both halves."""
 
 _POLLS = 8  # of a flag in C for one in Python, which takes 0.1 µs
 
@@ -155,9 +155,14 @@ class SmallCalls:
         """
         hello, now, nothing = prepared.hello, prepared.call.count, self.whole - _HALVES
         name, sendbuf, recvbuf, op, root, how = call
-        if prepared is not checked.any_class or _overlap(sendbuf, recvbuf):
-            return  # of arguments that share memory there is another checked call
-        if not prepared.any_class or hello.scalar is not None:
+        words, epoch = self._host.shared_state.words, self._host.epoch
+        if prepared is not checked.any_class or not words:
+            return  # arguments that share memory are another checked call; none: it has been closed
+        one = _is_one(sendbuf, recvbuf)
+        if one is None:
+            return
+        empty = any(array is not None and not array.size for array in (sendbuf, recvbuf))
+        if not prepared.any_class or hello.scalar is not None or empty:
             checked.taken = self.whole
             return
         sizes = _sizes(prepared)
@@ -168,7 +173,7 @@ class SmallCalls:
         for half, bound in enumerate(found):
             rows = None
             if bound is not None:
-                rows = _rows(bound, self._host.shared_state.words, sizes)
+                rows = _rows(bound, words, sizes)
                 if rows is None:
                     checked.taken = self.whole
                     return
@@ -176,8 +181,8 @@ class SmallCalls:
                 total = bound.total
             active = ActiveCall(prepared, 0, hello.signature, prepared.timeout)
             halves.append(rows and (active, rows))
-        if taken in (nothing, checked.taken):
-            return
+        if taken in (nothing, checked.taken) or epoch != self._host.epoch:
+            return  # a signal's handler has made a call meanwhile, perhaps with these rows
         if self._size == MOST:
             self.clear()
             taken += self.whole - _HALVES - nothing
@@ -190,15 +195,19 @@ class SmallCalls:
         )
         self._calls.add(
             *(name, op, root, dict(how), _kind(sendbuf, each), _kind(recvbuf, each), *places),
-            *(total, hello.in_place, hello.count != 0, prepared.digest, hello.record),
+            *(total, hello.in_place, hello.count != 0, one, prepared.digest, hello.record),
             *(sizes.units.start, sizes.units.stop, -1 if sizes.only is None else sizes.only),
             *(sizes.align, sizes.widest, tuple(halves)),
         )
         checked.taken = taken
 
 
-def _overlap(one: Any, other: Any) -> bool:
-    return one is not None and other is not None and np.may_share_memory(one, other)
+def _is_one(first: Any, second: Any) -> bool | None:
+    """Whether both arguments are the same memory; None: they share some."""
+    if first is None or second is None or not np.may_share_memory(first, second):
+        return False
+    same = start_of(first) == start_of(second) and first.nbytes == second.nbytes
+    return True if same else None
 
 
 def _kind(array: Any, units: int) -> tuple[np.dtype[Any], int, bool] | None:

@@ -6,6 +6,7 @@ ranks that do without meet in one communicator.
 
 import functools
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -14,6 +15,7 @@ import ml_dtypes  # noqa: F401  # numpy knows bfloat16 by it
 import numpy as np
 
 import ringcoll
+from tests.processes.programs.odd_calls import CALLS
 from tests.processes.programs.setting import die, own_rank, perform
 from tests.processes.programs.verdict import error_of
 
@@ -139,6 +141,69 @@ def alike() -> dict:
             if results[0] != results[1]:
                 wrong.append(f"{number}.{repeat}: {name} {kind} {op} {count=} {root=} {in_place=}")
     return {"wrong": wrong[:9], "made": some.made, "compiled": small_of(some.comm) is not None}
+
+
+def odd() -> dict:
+    """What the compiled part is to leave alone ends as it does on ranks without it."""
+    some, none, unlike = mixed(), Counted(False), {}
+    for call in CALLS:
+        one, other = call(some.comm), call(none.comm)
+        if repr(one) != repr(other):
+            pairs = zip(one, other, strict=True)
+            unlike[call.__name__] = [
+                (at, repr(a), repr(b)) for at, (a, b) in enumerate(pairs) if repr(a) != repr(b)
+            ][:3]
+    return {"unlike": unlike, "made": some.made, "compiled": is_compiled()}
+
+
+def threads() -> dict:
+    """Threads that make calls of one shape at once, with arrays of their own."""
+    wrong = []
+    sys.setswitchinterval(1e-6)
+    outer = ringcoll.init(timeout=30, compiled=True)
+    for turn in range(40):
+        comm = outer.split(0)
+
+        def work(comm=comm, turn=turn):
+            for _ in range(6):
+                x, y = np.ones(64, "f4"), np.zeros(64, "f4")
+                comm.all_reduce(x, y)
+                if (y != comm.nranks).any() or (x != 1).any():
+                    wrong.append(turn)
+
+        each = [threading.Thread(target=work) for _ in range(3)]
+        for thread in each:
+            thread.start()
+        for thread in each:
+            thread.join()
+        comm.close()
+    return {"wrong": wrong[:5]}
+
+
+def ahead() -> dict:
+    """Rank 1 sends its part and goes on to a call of the control plane; rank 2 is late."""
+    comm, x = mixed().comm, np.ones(10, "float32")
+    for _ in range(6):
+        comm.reduce(x)
+    comm.barrier()
+    if comm.rank == 2:
+        time.sleep(0.3)
+
+    def both():
+        for _ in range(3):
+            comm.reduce(x)
+        comm.split(0).close()
+
+    return {"error": error_of(both)}
+
+
+def traced() -> dict:
+    comm = ringcoll.init(debug="trace")
+    x, rows = np.ones(10, "float32"), []
+    for _ in range(8):
+        comm.all_reduce(x)
+        rows.append(len(comm._state.traced()))
+    return {"rows": rows}
 
 
 def warm(comm, count=10, times=6):
@@ -332,7 +397,7 @@ def beside() -> dict:
     seen.append((counted.made > before) == is_compiled())
     child = os.fork()
     if child == 0:
-        os._exit("process" not in error_of(comm.all_reduce, x))
+        os._exit(not all("process" in error_of(comm.all_reduce, x) for _ in range(3)))
     seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
     comm.barrier()
     comm.close()
@@ -342,7 +407,22 @@ def beside() -> dict:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        *(alike, late, unseen, disagree, behind, never_comes, killed, leaves, aborts, closes),
+        *(
+            alike,
+            odd,
+            threads,
+            ahead,
+            traced,
+            late,
+            unseen,
+            disagree,
+            behind,
+            never_comes,
+            killed,
+            leaves,
+            aborts,
+            closes,
+        ),
         *(in_turns, beside),
     )
 }

@@ -165,17 +165,17 @@ static PyObject* calls_add(Calls* self, PyObject* given) {
     if (entry == NULL) return PyErr_NoMemory();
     PyObject *name, *op, *how, *parts[6];
     unsigned long long digest, record;
-    int total, in_place, counted;
+    int total, in_place, counted, one;
     entry->refs = 1;
-    if (!PyArg_ParseTuple(given, "OOlO!OOOOpppKKLLLLL(OO)", &name, &op, &entry->root, &PyDict_Type,
+    if (!PyArg_ParseTuple(given, "OOlO!OOOOppppKKLLLLL(OO)", &name, &op, &entry->root, &PyDict_Type,
                           &how, &parts[0], &parts[1], &parts[2], &parts[3], &total, &in_place,
-                          &counted, &digest, &record, &entry->first, &entry->last, &entry->count,
-                          &entry->align, &entry->widest, &parts[4], &parts[5])) {
+                          &counted, &one, &digest, &record, &entry->first, &entry->last,
+                          &entry->count, &entry->align, &entry->widest, &parts[4], &parts[5])) {
         drop(entry);
         return NULL;
     }
     entry->name = Py_NewRef(name), entry->op = Py_NewRef(op), entry->how = Py_NewRef(how);
-    entry->total = total, entry->in_place = in_place, entry->counted = counted;
+    entry->total = total, entry->in_place = in_place, entry->counted = counted, entry->one = one;
     entry->digest = digest, entry->record = record;
     bool sound = entry->first > 0 && entry->align > 0 && entry->widest >= 0;
     if (!sound) PyErr_SetString(PyExc_ValueError, "no such call");
@@ -190,7 +190,6 @@ static PyObject* calls_add(Calls* self, PyObject* given) {
 }
 
 static PyObject* calls_clear(Calls* self, PyObject* Py_UNUSED(none)) {
-    self->clears++;
     for (int k = 0; k < BUCKETS; k++)
         while (self->table[k] != NULL) {
             Entry* entry = self->table[k];

@@ -15,26 +15,31 @@
 #include "run.h"
 #include "types.h"
 
-/* Whether an operator is that of an entry, or are the counts of a call that has some. */
+/* Whether an operator is that of an entry, or are the counts of a call that has some: the same
+ * objects, or equal ones of types whose comparison runs no Python. */
 static bool is_same(PyObject* known, PyObject* given) {
     if (known == given) return true;
-    if (!PyTuple_CheckExact(known) || !PyTuple_CheckExact(given)) return false;
-    int same = PyObject_RichCompareBool(known, given, Py_EQ);
-    if (same < 0)
-        PyErr_Clear(); /* arguments that cannot be compared: Python says what is wrong with them */
-    return same == 1;
+    if (Py_TYPE(known) != Py_TYPE(given)) return false;
+    if (PyTuple_CheckExact(known)) {
+        Py_ssize_t size = PyTuple_GET_SIZE(known);
+        bool same = size == PyTuple_GET_SIZE(given);
+        for (Py_ssize_t k = 0; same && k < size; k++)
+            same = is_same(PyTuple_GET_ITEM(known, k), PyTuple_GET_ITEM(given, k));
+        return same;
+    }
+    bool plain =
+        PyLong_CheckExact(known) || PyUnicode_CheckExact(known) || PyBytes_CheckExact(known);
+    return plain && PyObject_RichCompareBool(known, given, Py_EQ) == 1;
 }
 
 /* Whether options are the very objects of those of an entry: 1 is not True. */
 static bool has_options(const Entry* entry, PyObject* how) {
-    Py_ssize_t number = PyDict_GET_SIZE(how), at = 0;
-    if (number != PyDict_GET_SIZE(entry->how)) return false;
+    if (PyDict_GET_SIZE(how) != PyDict_GET_SIZE(entry->how)) return false;
     PyObject *option, *value;
-    while (number && PyDict_Next(entry->how, &at, &option, &value)) {
-        PyObject* found = PyDict_GetItemWithError(how, option);
-        PyErr_Clear();
-        if (found != value) return false;
-    }
+    Py_ssize_t at = 0;
+    while (PyDict_Next(how, &at, &option, &value)) /* other kinds of str may run Python */
+        if (!PyUnicode_CheckExact(option) || PyDict_GetItemWithError(entry->how, option) != value)
+            return false;
     return true;
 }
 
@@ -98,15 +103,13 @@ static bool find(const Calls* self, PyObject* const* given, Call* call) {
         long long units = units_of(entry, given + 1);
         if (units == 0 || !fits(entry, 0, given[1], units, &starts[0], &nbytes[0]) ||
             !fits(entry, 1, given[2], units, &starts[1], &nbytes[1]) ||
-            !has_options(entry, given[5]))
+            !is_same(entry->op, given[3]) || !has_options(entry, given[5]))
             continue;
-        unsigned clears = self->clears;
-        bool same = is_same(entry->op, given[3]);
-        if (clears != self->clears)
-            return false; /* to compare may be to run Python: another thread has dropped entries */
-        if (!same) continue;
-        if (starts[0] < starts[1] + nbytes[1] && starts[1] < starts[0] + nbytes[0])
-            return false; /* what shares memory is another call */
+        /* Arguments that share memory are another call; where both are one, one that is known. */
+        bool apart = starts[0] + nbytes[0] <= starts[1] || starts[1] + nbytes[1] <= starts[0];
+        bool both = entry->kinds[0] != NULL && entry->kinds[1] != NULL;
+        bool one = both && starts[0] == starts[1] && nbytes[0] == nbytes[1];
+        if (entry->one ? !one : both && !apart) continue;
         describe(call, entry, units, starts);
         entry->refs++;
         return true;

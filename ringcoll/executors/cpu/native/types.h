@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 3   /* raised with every change of what Python gives */
+#define INTERFACE 4   /* raised with every change of what Python gives */
 #define BUCKETS 256   /* a power of two */
 #define SLOTS 4       /* hellos of a rank, by epoch & 3 */
 #define SMALL 16384   /* bytes of an array */
@@ -65,6 +65,7 @@ typedef struct Entry {
     Place places[2];           /* of INPUT and OUTPUT in the arguments */
     long root;
     bool total, in_place, counted; /* counted: the hello has the count */
+    bool one;                      /* whether both arguments are the same memory */
     uint64_t digest, record;       /* of the hello */
     long long first, last;         /* units that it serves; the last is not among them */
     long long count;               /* of the call; -1: its units */
@@ -85,7 +86,6 @@ typedef struct {
     vectorcallfunc vectorcall;
     PyObject* owned[OWNED];
     int nranks, rank, spins, yields;
-    unsigned clears; /* of the table */
     int running; /* threads that run a call: one, and others that it lets make their own inside */
     bool closed;
     Py_buffer* views; /* of every rank's words, which keep their memory */
