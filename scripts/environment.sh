@@ -68,9 +68,10 @@ compiled_part() {
         echo "ringcoll: without the compiled part, whose tests are skipped" >&2
 }
 
-# The kernels are tested on the CPU too, where a C++ compiler builds them.
+# The kernels are tested on the CPU too, where a C++ compiler builds them; the compiled part is C.
 has_compiler() {
-    command -v g++ >/dev/null || command -v clang++ >/dev/null || command -v c++ >/dev/null
+    { command -v g++ || command -v clang++ || command -v c++; } >/dev/null &&
+        { command -v gcc || command -v clang || command -v cc; } >/dev/null
 }
 
 # place shared|own|temporary: sets $base, $env and $python; fails where somebody else could have
