@@ -46,7 +46,7 @@ def test_results_have_the_bits_that_ranks_in_python_give(ranks, nranks):
     assert outcome.statuses == [0] * nranks
     for verdict in outcome.verdicts.values():
         assert verdict["wrong"] == []
-        assert (verdict["made"] > 300) == verdict["compiled"]
+        assert (verdict["made"] > 200) == verdict["compiled"]
 
 
 def test_a_call_that_waits_goes_on_in_python_and_the_next_one_is_compiled_again(healthy):
@@ -58,7 +58,7 @@ def test_a_call_that_waits_goes_on_in_python_and_the_next_one_is_compiled_again(
 def test_counts_that_never_come_again_are_made_too(healthy):
     for verdict in healthy("unseen").verdicts.values():
         assert verdict["wrong"] == 0
-        assert (verdict["made"] > 400) == verdict["compiled"]
+        assert (verdict["made"] > 100) == verdict["compiled"]
 
 
 def test_another_call_is_refused_as_by_ranks_in_python(healthy):
@@ -82,7 +82,7 @@ def test_a_rank_that_never_comes_is_named(healthy):
     verdicts = healthy("never_comes").verdicts
     for verdict in verdicts.values():
         gave_up = r"DeadlineError: (rank \d gave up: )?"
-        pattern = gave_up + r"all_reduce \(call 7\) on rank [02]: waited 2 s for rank 1"
+        pattern = gave_up + r"all_reduce \(call 7\) on rank [02]: waited 0.3 s for rank 1"
         assert re.match(pattern, verdict["error"])
         assert "count=10" in verdict["error"]
 
@@ -184,7 +184,7 @@ def test_rows_that_are_none_are_refused(what):
         *(nothing, nothing, nothing, nothing, nothing, set(), nothing, [0], words, (words, words)),
         *(0, 4, 4, 0, (8, 16, 24, 32)),
     )
-    call: tuple = ("all_reduce", "sum", 0, {}, None, None, HERE, HERE, *[True] * 4, *[1] * 3)
+    call: tuple = ("all_reduce", "sum", 0, {}, 9.0, None, None, HERE, HERE, *[True] * 4, *[1] * 3)
     sizes = 3, -1, 1, 4
     with pytest.raises((ValueError, IndexError, TypeError)):
         calls.add(*call, *sizes, ((nothing, WRONG[what]), None))
@@ -194,4 +194,4 @@ def test_rows_that_are_none_are_refused(what):
     calls.clear()
     with pytest.raises(TypeError, match="wanted name, sendbuf"):
         calls("all_reduce")
-    assert calls("barrier", None, None, None, 0, {}) is False
+    assert calls("barrier", None, None, None, 0, {}, None) is False

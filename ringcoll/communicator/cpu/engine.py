@@ -74,14 +74,15 @@ class CpuEngine(Engine):
         arguments: tuple[Any, ...] = (),
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and run it."""
+        seconds = take_seconds(how) if "timeout" in how else None
         small = self._small
-        if how and ("timeout" in how or "async_op" in how):
-            small = None  # the compiled part has one timeout, and waits
+        if how and "async_op" in how:
+            small = None  # the compiled part waits
         if small is not None:
             if sendbuf.__class__ is not np.ndarray and sendbuf is not None:
                 sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
             try:
-                if small.make(name, sendbuf, recvbuf, op, root, how):
+                if small.make(name, sendbuf, recvbuf, op, root, how, seconds):
                     return None
             except BaseException as error:
                 self._state.quarantine((sendbuf, recvbuf))
@@ -92,7 +93,6 @@ class CpuEngine(Engine):
                     sys.setrecursionlimit(limit)
         found: tuple[Any, Given] | None = None
         key = checked = None
-        seconds = take_seconds(how) if "timeout" in how else None
         sent = _read(sendbuf)
         received = _NOTHING if recvbuf is None else _read(recvbuf)
         if sent is None or received is None:

@@ -25,7 +25,7 @@ from ringcoll.fabric.poll import AT_ONCE
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 4  # of the compiled part; one that is older than this file is not used
+_INTERFACE = 5  # of the compiled part; one that is older than this file is not used
 
 try:
     _small_calls: Any = importlib.import_module("ringcoll.executors.cpu._small_calls")
@@ -127,8 +127,11 @@ class SmallCalls:
             shared.entered,
             shared.signatures,
         )
-        self.make: Callable[[str, Any, Any, Any, int, dict[str, Any]], bool] = self._calls
-        """Makes a call that is known; False: it is for Python, and nothing of it has begun."""
+        self.make: Callable[..., bool] = self._calls
+        """Makes a call that is known: of its arguments, its options and its own timeout, or None.
+
+        False: it is for Python, and nothing of it has begun.
+        """
         self.whole = _HALVES
         """What :meth:`add` notes of a call of which it knows all that it will know."""
         self._size = 0
@@ -194,7 +197,16 @@ class SmallCalls:
             sizes.argument(received, other, checked.count),
         )
         self._calls.add(
-            *(name, op, root, dict(how), _kind(sendbuf, each), _kind(recvbuf, each), *places),
+            *(
+                name,
+                op,
+                root,
+                dict(how),
+                prepared.timeout,
+                _kind(sendbuf, each),
+                _kind(recvbuf, each),
+                *places,
+            ),
             *(total, hello.in_place, hello.count != 0, one, prepared.digest, hello.record),
             *(sizes.units.start, sizes.units.stop, -1 if sizes.only is None else sizes.only),
             *(sizes.align, sizes.widest, tuple(halves)),

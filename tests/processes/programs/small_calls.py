@@ -16,7 +16,7 @@ import numpy as np
 
 import ringcoll
 from tests.processes.programs.odd_calls import CALLS
-from tests.processes.programs.setting import die, own_rank, perform
+from tests.processes.programs.setting import SHORT, die, own_rank, perform
 from tests.processes.programs.verdict import error_of
 
 KINDS = "float32", "float64", "int32", "uint8", "int64", "complex64", "float16", "bfloat16", "bool"
@@ -24,7 +24,6 @@ OPS = "sum", "max", "min", "prod", "avg"
 REDUCING = "all_reduce", "reduce", "reduce_scatter"
 ROOTED = "broadcast", "reduce", "gather", "scatter"
 NAMES = (*REDUCING, "broadcast", "gather", "scatter", "all_gather", "all_to_all", "barrier")
-PATIENCE = 2  # seconds: of an init too, beside other tests
 
 
 def small_of(comm) -> Any:
@@ -198,8 +197,10 @@ def ahead() -> dict:
 
 
 def traced() -> dict:
-    comm = ringcoll.init(debug="trace")
-    x, rows = np.ones(10, "float32"), []
+    """Rows of calls that were known before."""
+    comm, rows = mixed().comm, []
+    x = warm(comm)
+    comm._state.start_trace()
     for _ in range(8):
         comm.all_reduce(x)
         rows.append(len(comm._state.traced()))
@@ -281,11 +282,11 @@ def behind() -> dict:
 
 
 def never_comes() -> dict:
-    comm = mixed(timeout=PATIENCE).comm
+    comm = mixed().comm
     x = warm(comm)
     if comm.rank == 1:
-        time.sleep(2 * PATIENCE)
-    return {"error": error_of(comm.all_reduce, x)}
+        time.sleep(4 * SHORT)
+    return {"error": error_of(comm.all_reduce, x, timeout=SHORT)}
 
 
 def killed() -> dict:

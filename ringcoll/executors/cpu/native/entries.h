@@ -19,6 +19,7 @@ static void drop(Entry* entry) {
     Py_CLEAR(entry->name);
     Py_CLEAR(entry->op);
     Py_CLEAR(entry->how);
+    Py_CLEAR(entry->timeout);
     for (int k = 0; k < 2; k++) {
         Py_CLEAR(entry->kinds[k]);
         free_half(&entry->halves[k]);
@@ -163,18 +164,20 @@ static PyObject* calls_add(Calls* self, PyObject* given) {
     if (self->closed) Py_RETURN_NONE;
     Entry* entry = PyMem_Calloc(1, sizeof *entry);
     if (entry == NULL) return PyErr_NoMemory();
-    PyObject *name, *op, *how, *parts[6];
+    PyObject *name, *op, *how, *timeout, *parts[6];
     unsigned long long digest, record;
     int total, in_place, counted, one;
     entry->refs = 1;
-    if (!PyArg_ParseTuple(given, "OOlO!OOOOppppKKLLLLL(OO)", &name, &op, &entry->root, &PyDict_Type,
-                          &how, &parts[0], &parts[1], &parts[2], &parts[3], &total, &in_place,
-                          &counted, &one, &digest, &record, &entry->first, &entry->last,
-                          &entry->count, &entry->align, &entry->widest, &parts[4], &parts[5])) {
+    if (!PyArg_ParseTuple(given, "OOlO!OOOOOppppKKLLLLL(OO)", &name, &op, &entry->root,
+                          &PyDict_Type, &how, &timeout, &parts[0], &parts[1], &parts[2], &parts[3],
+                          &total, &in_place, &counted, &one, &digest, &record, &entry->first,
+                          &entry->last, &entry->count, &entry->align, &entry->widest, &parts[4],
+                          &parts[5])) {
         drop(entry);
         return NULL;
     }
     entry->name = Py_NewRef(name), entry->op = Py_NewRef(op), entry->how = Py_NewRef(how);
+    entry->timeout = Py_NewRef(timeout);
     entry->total = total, entry->in_place = in_place, entry->counted = counted, entry->one = one;
     entry->digest = digest, entry->record = record;
     bool sound = entry->first > 0 && entry->align > 0 && entry->widest >= 0;

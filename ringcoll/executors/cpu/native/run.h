@@ -179,6 +179,7 @@ static int enter(const Calls* self, const Call* call, PyObject* active, uint64_t
     PyObject* signature = PyLong_FromUnsignedLongLong(call->signature);
     if (signature == NULL) return -1;
     int failed = PyObject_SetAttr(active, s_signature, signature) < 0 ||
+                 PyObject_SetAttr(active, s_timeout, call->timeout) < 0 ||
                  PyObject_SetAttr(active, s_epoch, number) < 0 ||
                  PyObject_SetAttr(self->owned[HOST], s_running, active) < 0;
     Py_DECREF(signature);

@@ -134,16 +134,18 @@ static int locked(Calls* self, const Call* call) {
     return released == NULL ? -1 : made;
 }
 
-/* (name, sendbuf, recvbuf, op, root, options) -> whether the call was made. */
+/* (name, sendbuf, recvbuf, op, root, options, timeout or None) -> whether the call was made. */
 static PyObject* calls_call(PyObject* object, PyObject* const* given, size_t nargsf,
                             PyObject* keywords) {
     Calls* self = (Calls*)object;
-    if (PyVectorcall_NARGS(nargsf) != 6 || keywords != NULL || !PyDict_CheckExact(given[5])) {
-        PyErr_SetString(PyExc_TypeError, "wanted name, sendbuf, recvbuf, op, root and a dict");
+    if (PyVectorcall_NARGS(nargsf) != 7 || keywords != NULL || !PyDict_CheckExact(given[5])) {
+        PyErr_SetString(PyExc_TypeError,
+                        "wanted name, sendbuf, recvbuf, op, root, a dict and a timeout");
         return NULL;
     }
     Call call;
     if (!find(self, given, &call)) Py_RETURN_FALSE;
+    call.timeout = given[6] == Py_None ? call.entry->timeout : given[6];
     int made = PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : locked(self, &call);
     drop(call.entry);
     let_go(self);

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 4   /* raised with every change of what Python gives */
+#define INTERFACE 5   /* raised with every change of what Python gives */
 #define BUCKETS 256   /* a power of two */
 #define SLOTS 4       /* hellos of a rank, by epoch & 3 */
 #define SMALL 16384   /* bytes of an array */
@@ -59,6 +59,7 @@ typedef struct Entry {
     struct Entry* next;
     int refs;                  /* of the table, and of threads that run the call */
     PyObject *name, *op, *how; /* how: a dict of options */
+    PyObject* timeout;         /* of a call without its own */
     PyArray_Descr* kinds[2];   /* NULL: None is given */
     npy_intp sizes[2];         /* elements of the arrays for each unit */
     int flags[2];              /* of the arrays, in FLAGS */
@@ -79,6 +80,7 @@ typedef struct {
     long long units, count;
     intptr_t bases[3], slot; /* INPUT, OUTPUT and 0; bytes of a slot of SCRATCH */
     uint64_t signature;
+    PyObject* timeout;
 } Call;
 
 typedef struct {
@@ -101,7 +103,7 @@ typedef struct {
 /* clang-format off */
 #define NAMES(X)                                                                                   \
     X(closed) X(inherited) X(broken) X(_worker) X(_last) X(ended) X(_failed) X(progress) X(left)   \
-    X(running) X(trace) X(uncompared) X(known) X(epoch) X(entered) X(_ended) X(signature)
+    X(running) X(trace) X(uncompared) X(known) X(epoch) X(entered) X(_ended) X(signature) X(timeout)
 /* clang-format on */
 
 #define DECLARE(name) static PyObject* s_##name;
