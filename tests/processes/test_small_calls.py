@@ -29,6 +29,9 @@ HEALTHY = (
     "aborts",
     "closes",
     "in_turns",
+    "ahead",
+    "replaced",
+    "traced",
 )
 """Scenarios after which the ranks are still healthy: one start runs them all."""
 
@@ -36,7 +39,14 @@ HEALTHY = (
 @pytest.fixture
 def healthy(request, ranks):
     """What the ranks saw of a scenario, by its name."""
-    return once(request, HEALTHY, lambda: ranks("small_calls", 3, ",".join(HEALTHY))).of
+    outcome = once(request, HEALTHY, lambda: ranks("small_calls", 3, ",".join(HEALTHY)))
+
+    def of(scenario):
+        found = outcome.of(scenario)
+        assert sorted(found.verdicts) == [0, 1, 2]
+        return found
+
+    return of
 
 
 @pytest.mark.parametrize("nranks", [2, 3, 5])
@@ -137,6 +147,12 @@ def test_ranks_that_ran_ahead_are_known_to_have_made_their_calls(healthy):
     """Another that waits in the last of them looks at what they wait in meanwhile."""
     for verdict in healthy("ahead").verdicts.values():
         assert verdict["error"] == "no error"
+
+
+def test_errors_show_calls_whose_texts_had_been_replaced(healthy):
+    for verdict in healthy("replaced").verdicts.values():
+        assert "all_reduce count=10 dtype=float32 op=sum" in verdict["error"]
+        assert "gone" not in verdict["error"]
 
 
 def test_executed_rows_are_traced(healthy):

@@ -180,12 +180,12 @@ def threads() -> dict:
 
 
 def ahead() -> dict:
-    """Rank 1 sends its part and goes on to a call of the control plane; rank 2 is late."""
+    """Rank 2 sends its part and goes on to a call of the control plane; rank 1 is late."""
     comm, x = mixed().comm, np.ones(10, "float32")
     for _ in range(6):
         comm.reduce(x)
     comm.barrier()
-    if comm.rank == 2:
+    if comm.rank == 1:
         time.sleep(0.3)
 
     def both():
@@ -194,6 +194,18 @@ def ahead() -> dict:
         comm.split(0).close()
 
     return {"error": error_of(both)}
+
+
+def replaced() -> dict:
+    """So many other calls that the texts of known ones are gone: they are published again."""
+    comm = mixed().comm
+    x = warm(comm)
+    for number in range(300):
+        comm.barrier(tag=f"number {number}")
+    for _ in range(2):
+        comm.all_reduce(x)
+    how = {"op": "max"} if comm.rank == 1 else {}
+    return {"error": error_of(comm.all_reduce, x, **how)}
 
 
 def traced() -> dict:
@@ -245,6 +257,9 @@ def unseen() -> dict:
         wrong += int((x != n * (n + 1) // 2).sum())
         comm.broadcast(y[:count], root=1)
         wrong += int((y[:count] != 1).sum())
+        y[comm.rank * count :][:count] = comm.rank + 7
+        comm.all_gather(None, y)
+        wrong += int((y.reshape(n, count) != np.arange(n)[:, None] + 7).sum())
     return {"wrong": wrong, "made": counted.made, "compiled": is_compiled()}
 
 
@@ -413,6 +428,7 @@ SCENARIOS = {
             odd,
             threads,
             ahead,
+            replaced,
             traced,
             late,
             unseen,
