@@ -49,7 +49,7 @@ def ringcoll_calls(comm: Any) -> Calls:
     right, left = (rank + 1) % n, (rank - 1) % n
     x, y, whole = np.ones(COUNT, "f4"), np.empty(COUNT, "f4"), np.empty(COUNT * n, "f4")
     tiny, large, counts = np.ones(2, "f4"), np.ones(1 << 20, "f4"), [COUNT] * n
-    unseen = itertools.count(COUNT)
+    unseen, page, parts = itertools.count(COUNT), np.ones(1024, "f4"), np.ones(COUNT * n, "f4")
 
     def posted() -> None:
         pending = [comm.recv(y, left, async_op=True), comm.send(x, right, async_op=True)]
@@ -74,6 +74,12 @@ def ringcoll_calls(comm: Any) -> Calls:
         "recv and send, async_op and wait": posted,
         "send and recv in a group": grouped,
         "barrier": comm.barrier,
+        "all_reduce, 4 KiB": lambda: comm.all_reduce(page, op="max"),
+        "all_gather": lambda: comm.all_gather(x, whole),
+        "reduce_scatter": lambda: comm.reduce_scatter(parts, y, op="max"),
+        "broadcast": lambda: comm.broadcast(x),
+        "reduce": lambda: comm.reduce(x, y, op="max"),
+        "all_to_all": lambda: comm.all_to_all(parts, whole),
     }
     if torch is not None:
         tensor, other = torch.ones(COUNT), torch.empty(COUNT)
@@ -92,7 +98,7 @@ def mpi_calls(comm: Any) -> Calls:
     x, y, whole = np.ones(COUNT, "f4"), np.empty(COUNT, "f4"), np.empty(COUNT * n, "f4")
     other = np.empty_like(whole)
     tiny, large, counts = np.ones(2, "f4"), np.ones(1 << 20, "f4"), [COUNT] * n
-    unseen = itertools.count(COUNT)
+    unseen, page, parts = itertools.count(COUNT), np.ones(1024, "f4"), np.ones(COUNT * n, "f4")
 
     def reduce(array: Any) -> None:
         comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
@@ -111,6 +117,12 @@ def mpi_calls(comm: Any) -> Calls:
         "sendrecv": lambda: comm.Sendrecv(x, right, 0, y, left, 0),
         "recv and send, async_op and wait": posted,
         "barrier": comm.Barrier,
+        "all_reduce, 4 KiB": lambda: reduce(page),
+        "all_gather": lambda: comm.Allgather(x, whole),
+        "reduce_scatter": lambda: comm.Reduce_scatter_block(parts, y, MPI.MAX),
+        "broadcast": lambda: comm.Bcast(x),
+        "reduce": lambda: comm.Reduce(x, y, MPI.MAX),
+        "all_to_all": lambda: comm.Alltoall(parts, whole),
     }
     if torch is not None:
         tensor, there = torch.ones(COUNT), torch.empty(COUNT)

@@ -143,8 +143,10 @@ static int close_last(const Calls* self, uint64_t last) {
     long long known = count_of(self->owned[HOST], s_known);
     if (known < 0) return -1;
     if ((uint64_t)known >= last) return 1;
-    for (int rank = 0; rank < self->nranks; rank++)
-        if (load(words_of(self, rank) + self->entered) < last << 32) return 0;
+    for (int rank = 0; rank < self->nranks; rank++) {
+        Flag entered = {words_of(self, rank) + self->entered, 0};
+        if (!awaited(self, &entered, last << 32)) return 0;
+    }
     PyObject* uncompared = PyObject_GetAttr(self->owned[HOST], s_uncompared);
     if (uncompared == NULL) return -1;
     int alike = 0;
@@ -220,8 +222,6 @@ static int run_rows(const Calls* self, const Call* call, uint64_t epoch, PyObjec
 
 /* Run a call while this thread has the rank's lock: 1, 0 where Python is to make it, or -1. */
 static int run(Calls* self, const Call* call) {
-    int ready = is_ready(self);
-    if (ready != 1) return ready;
     long long last = count_of(self->owned[HOST], s_epoch);
     if (last < 0) return -1;
     const Entry* entry = call->entry;
@@ -229,6 +229,8 @@ static int run(Calls* self, const Call* call) {
     if (entry->halves[epoch & 1].active == NULL || is_due(self)) return 0;
     int closed = close_last(self, (uint64_t)last);
     if (closed != 1) return closed;
+    int ready = is_ready(self); /* behind the wait, in which another thread may have closed */
+    if (ready != 1) return ready;
     Py_ssize_t slots = PyList_GET_SIZE(self->owned[NUMBERS]);
     PyObject* recorded =
         PyList_GET_ITEM(self->owned[NUMBERS], (Py_ssize_t)(entry->record % (uint64_t)slots));
