@@ -15,8 +15,7 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda.kernel_body import KernelFits
 from ringcoll.executors.cuda.recounted import RecountedCall
 from ringcoll.fabric import each
-from ringcoll.tuner import gpu as tuner
-from ringcoll.tuner import measured, simple
+from ringcoll.tuner import measured
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
@@ -66,10 +65,12 @@ class Scratch:
 @pytest.fixture
 def ranks_of(monkeypatch):
     """Ranks for which 1 KiB is large, and no call is small enough for LL."""
-    monkeypatch.setattr(simple, "LARGE_BYTES", replace(measured.LARGE_BYTES, value=LEAST))
+    monkeypatch.setattr(measured, "LARGE_BYTES", replace(measured.LARGE_BYTES, value=LEAST))
     slices = replace(measured.LARGE_SLICES, by=dict.fromkeys(CALLS, (LEAST, 3, 5)))
-    monkeypatch.setattr(simple, "LARGE_SLICES", slices)
-    monkeypatch.setattr(tuner, "LL_ALONE_BYTES", replace(measured.LL_ALONE_BYTES, value=64, by={}))
+    monkeypatch.setattr(measured, "LARGE_SLICES", slices)
+    monkeypatch.setattr(
+        measured, "LL_ALONE_BYTES", replace(measured.LL_ALONE_BYTES, value=64, by={})
+    )
     monkeypatch.setattr("ringcoll.executors.cuda.simple.LARGE_SCRATCH_BYTES", ROOM)
     made: list[Any] = []
 

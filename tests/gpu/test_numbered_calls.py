@@ -12,8 +12,7 @@ import ringcoll
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ArgumentError, ClosedError, LaunchRefused, UsageError
 from ringcoll.fabric import each
-from ringcoll.tuner import gpu as tuner
-from ringcoll.tuner import measured, simple
+from ringcoll.tuner import measured
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
@@ -52,8 +51,10 @@ class Numbers:
 def ranks(monkeypatch):
     """Two ranks for which 1 KiB is large, and no call is small enough for LL."""
     least = replace(measured.LARGE_BYTES, value=1 << 10)
-    monkeypatch.setattr(simple, "LARGE_BYTES", least)
-    monkeypatch.setattr(tuner, "LL_ALONE_BYTES", replace(measured.LL_ALONE_BYTES, value=64, by={}))
+    monkeypatch.setattr(measured, "LARGE_BYTES", least)
+    monkeypatch.setattr(
+        measured, "LL_ALONE_BYTES", replace(measured.LL_ALONE_BYTES, value=64, by={})
+    )
     gpus = fake(monkeypatch, 2, sms=24)
     driver = Driver(gpus)
     monkeypatch.setattr("ringcoll.cuda.driver._driver", lambda: driver)
@@ -130,7 +131,7 @@ def test_calls_whose_counts_and_timeouts_come_again(ranks):
 
 def test_scratch_learns_which_calls_are_staged(ranks, monkeypatch):
     chains = replace(measured.LARGE_CHAIN_BYTES, by={"reduce": 1 << 10})
-    monkeypatch.setattr(simple, "LARGE_CHAIN_BYTES", chains)
+    monkeypatch.setattr(measured, "LARGE_CHAIN_BYTES", chains)
 
     def run(comm: Any) -> list[bool]:
         plain, symmetric = array(comm), comm.empty(COUNT, "float32")
