@@ -68,7 +68,7 @@ def test_a_call_that_waits_goes_on_in_python_and_the_next_one_is_compiled_again(
 def test_counts_that_never_come_again_are_made_too(healthy):
     for verdict in healthy("unseen").verdicts.values():
         assert verdict["wrong"] == 0
-        assert (verdict["made"] > 100) == verdict["compiled"]
+        assert (verdict["made"] > 50) == verdict["compiled"]
 
 
 def test_another_call_is_refused_as_by_ranks_in_python(healthy):
@@ -133,7 +133,7 @@ def test_arguments_and_states_of_all_kinds_end_as_in_python(ranks, nranks):
     assert outcome.errors == ""
     for verdict in outcome.verdicts.values():
         assert verdict["unlike"] == {}
-        assert (verdict["made"] > 100) == verdict["compiled"]
+        assert (verdict["made"] > 50) == verdict["compiled"]
 
 
 def test_threads_with_arrays_of_their_own_do_not_mix_them(ranks):
