@@ -99,7 +99,12 @@ class Binding:
 
 def slot_bytes(call: Call, layout: Layout) -> int:
     """Bytes of a SCRATCH slot: the longest slice in the widest type that a plan keeps there."""
-    return -(-layout.width() * widest(call) // 64) * 64
+    return slot_size(layout.width(), widest(call))
+
+
+def slot_size(width: int, item: int) -> int:
+    """Bytes of a SCRATCH slot of ``width`` elements of ``item`` bytes: whole cache lines."""
+    return -(-width * item // 64) * 64
 
 
 def widest(call: Call) -> int:

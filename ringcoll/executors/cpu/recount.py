@@ -88,7 +88,7 @@ class Recount:
             spans, width = [layout.span(*chunk) for chunk in self._spans], layout.width()
         if not all(length for _, length in spans):
             return False
-        slot = -(-width * self._item // 64) * 64  # as slot_bytes has it
+        slot = -(-width * self._item // 64) * 64  # slot_size, whose call each new count would pay
         for number, found, k, factor, whole, index, item in self._in_scratch:
             start = index * slot // item
             found[k] = whole[start : start + spans[number][1] * factor]

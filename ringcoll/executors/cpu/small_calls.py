@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringcoll.errors import MachineError
-from ringcoll.executors.binding import Operand, RowArrays
+from ringcoll.executors.binding import Operand, RowArrays, slot_size
 from ringcoll.executors.cpu.cpu_call import ActiveCall, BoundRows, CpuCall
 from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.executors.rows import Signal, Wait
@@ -69,8 +69,8 @@ class _Sizes:
     widest: int = 0  # bytes of an element there
 
     def slot(self, count: int) -> int:
-        """Bytes of a slot of SCRATCH for a count, as slot_bytes of binding.py has them."""
-        return -(-count // self.align) * self.align * self.widest + 63 & ~63
+        """Bytes of a slot of SCRATCH for a count."""
+        return slot_size(-(-count // self.align) * self.align, self.widest)
 
     def argument(self, number: int, offset: int, count: int) -> _Place:
         """Where INPUT or OUTPUT of a call with this count lies in an argument."""
@@ -165,7 +165,7 @@ class SmallCalls:
         if one is None:
             return
         empty = any(array is not None and not array.size for array in (sendbuf, recvbuf))
-        if not prepared.any_class or hello.scalar is not None or empty:
+        if not prepared.any_class or empty:
             checked.taken = self.whole
             return
         sizes = _sizes(prepared)

@@ -82,7 +82,7 @@ static void describe(Call* call, Entry* entry, long long units, const intptr_t* 
     }
     call->bases[ABSOLUTE] = 0;
     long long width = (units + entry->align - 1) / entry->align * entry->align;
-    call->slot = (width * entry->widest + 63) / 64 * 64; /* as slot_bytes of binding.py has it */
+    call->slot = (width * entry->widest + 63) / 64 * 64; /* as slot_size of binding.py */
     uint64_t signature = entry->digest + (uint64_t)(entry->counted ? call->count : 0);
     call->signature = signature ? signature : 1; /* as signature_of of cpu_call.py */
 }
