@@ -16,7 +16,7 @@ def waits_for_hellos(call: Call, limits: Limits) -> bool:
     scaled = call.op is not None and call.op.scalar is not None
     # A user's plan may overwrite its input: all ranks are in place, or none.
     user = callable(limits.algorithm)
-    return call.nbytes > AGREED_BYTES.value or scaled or user or call.collective == "all_to_all"
+    return call.nbytes > AGREED_BYTES.value or scaled or user
 
 
 def choose_cpu(call: Call, machine: CpuRanks, limits: Limits, fits: Fits) -> Choice:

@@ -193,13 +193,30 @@ def test_a_difference_is_read_from_the_texts_of_two_calls(one, two, said):
     assert f"\n  rank 0: {one}\n  rank 1: {two}\n" in text
 
 
-def test_in_place_on_some_ranks_only_is_a_mismatch_of_all_to_all():
+@pytest.mark.parametrize("count", [6, 60_000], ids=["staged", "after hellos"])
+def test_in_place_on_some_ranks_only_is_a_mismatch_of_all_to_all(count):
     def work(comm):
-        x = np.ones(6)
-        comm.all_to_all(x, None if comm.rank else np.ones(6))
+        x = np.ones(count)
+        comm.all_to_all(x, None if comm.rank else np.ones(count))
+        comm.barrier()
 
-    with pytest.raises(MismatchError, match=r"in place on ranks? 1, 2 only|in place on ranks 1-2"):
+    with pytest.raises(MismatchError, match="differ in in_place: False on rank 0 and True on rank"):
         ringcoll.spawn(work, 3)
+
+
+def test_a_small_all_to_all_waits_for_no_hellos():
+    """It may be in place: what it sends has left its buffer before the first byte comes."""
+
+    def work(comm):
+        x = np.arange(6) + 10 * comm.rank
+        y = comm.rank * 2 + np.arange(2)
+        comm.all_to_all(x)
+        assert x.tolist() == [*y, *y + 10, *y + 20]
+        return comm.explain("all_to_all", 48).splitlines()[0]
+
+    assert {*ringcoll.spawn(work, 3)} == {
+        "all_to_all, 48 bytes, 3 CPU ranks: staged, without a handshake"
+    }
 
 
 def test_ranks_that_ask_for_different_memory_are_told():

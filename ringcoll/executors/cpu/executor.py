@@ -95,6 +95,8 @@ class CpuExecutor(CallEntries):
         if call.count and not (call.counts or call.custom_signature):
             # The hello has it: another count changes no text.
             shown, count = shown.replace(f"count={call.count}", ANY_COUNT, 1), call.count
+        if call.collective == "all_to_all":  # what it sends is overwritten on all ranks, or on none
+            shown += f" in_place={call.in_place}"
         text = f"{shown} {options}".rstrip()
         code = digest(text)
         number, any_class = next(self.shared_state.numbers), not (agrees or self.fabric.nodes)
@@ -272,7 +274,7 @@ class CpuExecutor(CallEntries):
                     hellos,
                     rank=self.rank,
                     nranks=self.nranks,
-                    alike=callable(limits.algorithm) or call.collective == "all_to_all",
+                    alike=callable(limits.algorithm),
                 )
                 limits = replace(prepared.limits, mapped=mapped, in_place=in_place)
             choice, layout = self.choices.find(call, limits)
@@ -355,6 +357,8 @@ class CpuExecutor(CallEntries):
 def _staged(call: Call, limits: Limits) -> Limits:
     """The memory that all ranks assume of a call that does not wait for hellos."""
     in_place = COLLECTIVES[call.collective].reduces
+    if call.collective == "all_to_all":  # which all ranks say of it
+        in_place = call.in_place
     return replace(limits, mapped=frozenset(), in_place=in_place)
 
 

@@ -119,7 +119,7 @@ def alike() -> dict:
             op = "prod"
         count, root = int(shared.integers(1, (9, 200, 1500)[shared.integers(3)])), 0
         root = int(shared.integers(n)) if name in ROOTED else 0
-        in_place = name in ("all_reduce", "reduce") and shared.integers(2) == 0
+        in_place = name in ("all_reduce", "reduce", "all_to_all") and shared.integers(2) == 0
         how = ({}, {}, {"deterministic": True}, {"timeout": 30})[shared.integers(4)]
         offset = int((0, 0, 4, 16, 3)[shared.integers(5)])
         spread = n if name in ("reduce_scatter", "scatter", "all_to_all") else 1
