@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringcoll.bootstrap.tcp import unique_id
     from ringcoll.collectives import Collective
     from ringcoll.communicator.call_options import CallOptions
-    from ringcoll.communicator.cpu.progress import Envelope
+    from ringcoll.communicator.cpu.posted import Envelope
     from ringcoll.communicator.group import group
     from ringcoll.communicator.public import Communicator
     from ringcoll.communicator.setup.start import init, init_all, spawn

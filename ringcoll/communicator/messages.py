@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ringcoll.arguments.calls import ANY, AnySource, check_source
 from ringcoll.communicator.calling import Calling
-from ringcoll.communicator.cpu.progress import Envelope
+from ringcoll.communicator.cpu.posted import Envelope
 from ringcoll.communicator.work import Work
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.options import checked_limit

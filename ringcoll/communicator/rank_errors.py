@@ -20,7 +20,8 @@ from ringcoll.errors import (
 )
 from ringcoll.executors.contract import Executor, PairExecutor
 from ringcoll.executors.cpu.executor import CpuExecutor
-from ringcoll.executors.point_to_point import ActivePairCall, Pairs
+from ringcoll.executors.pair_calls import ActivePairCall
+from ringcoll.executors.point_to_point import Pairs
 from ringcoll.fabric import Fabric
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,10 @@ from ringcoll.executors.drive import Lane, Pause, Task, post, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import SENDERS_WAIT, different_ends
 from ringcoll.executors.node_signals import NodeSignals
+from ringcoll.executors.pair_calls import ActivePairCall, Landing, PreparedPair, shape_of
 from ringcoll.executors.rows import (
     NodeMessages,
     Row,
-    Signal,
-    Wait,
     Wiring,
     flag_slots,
     lane_rows,
@@ -71,50 +70,6 @@ PREPARED = 256
 """Shapes of messages that come often whose preparation a rank keeps: the oldest goes first."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Landing:
-    """The one row of each message of a pair that fits its landing zone, for one parity of epochs.
-
-    What it waits for and posts depends on no count; its work is a copy from or to the zone.
-    """
-
-    waits: tuple[Wait, ...]
-    signals: tuple[Signal, ...]
-    zone: Array
-
-
-@dataclass(slots=True, eq=False)
-class PreparedPair:
-    """What depends on the shape of a message, and not on where its array lies."""
-
-    hello: Hello
-    text: str
-    own: int
-    """The index of the pair in this rank's words."""
-    other: int
-    """The same in the peer's words."""
-    landings: list[_Landing | None]
-    """By epoch & 1, once known, the same for all messages of the pair that fit; else empty."""
-
-
-@dataclass(slots=True, eq=False)
-class ActivePairCall:
-    """One half of a pair's call under way on this rank; its epoch is 0 before it has entered."""
-
-    call: Call
-    timeout: float
-    epoch: int = 0
-    prepared: PreparedPair | None = None
-    awaited: Sequence[tuple[Words, int, int]] = ()
-    """Words, index and value of what its one row waits for; empty until it is polled."""
-    landing: _Landing | None = None
-
-    @property
-    def sends(self) -> bool:
-        """Whether this rank is the sender."""
-        return self.call.send is not None
-
-
 class Pairs:
     """One rank's halves of all its pairs in one context; without a pacer links run free."""
 
@@ -131,10 +86,11 @@ class Pairs:
         self.rank = fabric.rank
         self.running: list[ActivePairCall] = []
         self.trace: list[TraceEntry] | None = None
-        self._epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
+        self.epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
+        """By the peer, and whether this rank sends, the calls that the rank has entered."""
         self._prepared: dict[tuple[object, ...], PreparedPair] = {}
         self._seen = Seen(4 * PREPARED)
-        self._landings: dict[tuple[int, bool], list[_Landing | None]] = {}
+        self._landings: dict[tuple[int, bool], list[Landing | None]] = {}
         self._slot_bytes = shared_state.zone_bytes // WINDOW // 64 * 64
         shared_state.bound += self._prepared.clear, self._landings.clear
 
@@ -147,7 +103,7 @@ class Pairs:
         if state.record_numbers[number % RECORDS] != number:
             state.record(number, prepared.text)
         pair = call.peer, sends
-        epoch = active.epoch = self._epochs[pair] = self._epochs[pair] + 1
+        epoch = active.epoch = self.epochs[pair] = self.epochs[pair] + 1
         self.running.append(active)
         state.enter(epoch, prepared.hello, prepared.own)
         if self.node_signals is not None and self._is_remote(call.peer):
@@ -158,17 +114,7 @@ class Pairs:
 
     def _prepare(self, call: Call, *, sends: bool) -> PreparedPair:
         """What is kept for messages of this shape."""
-        dtype = call.dtype.name
-        key = (
-            call.peer,
-            sends,
-            call.count,
-            dtype,
-            call.exact,
-            call.shown,
-            call.custom_signature,
-            call.tag if call.matched else "",
-        )
+        dtype, key = call.dtype.name, shape_of(call, sends=sends)
         found = self._prepared.get(key)
         if found is None:
             text = self.text(call)
@@ -176,7 +122,7 @@ class Pairs:
             if call.matched:
                 shown, label = call.tagged(shown), (digest(call.tag) >> 8 or 1) << 8
             number = next(self.shared_state.numbers)
-            landings: list[_Landing | None] = []
+            landings: list[Landing | None] = []
             if call.count * call.dtype.itemsize <= self._slot_bytes and self._is_staged(call.peer):
                 landings = self._landings.setdefault((call.peer, sends), [None, None])
             found = PreparedPair(
@@ -190,6 +136,28 @@ class Pairs:
                 evict(self._prepared, PREPARED)
                 self._prepared[key] = found
         return found
+
+    def known(self, call: Call, *, sends: bool) -> tuple[PreparedPair, list[Landing]] | None:
+        """What is kept for messages of this shape, and both landings; None before these are."""
+        found = self._prepared.get(shape_of(call, sends=sends))
+        landings = [] if found is None else [land for land in found.landings if land is not None]
+        return (found, landings) if found is not None and len(landings) == WINDOW else None
+
+    def resume(
+        self, calls: Sequence[Call], halves: Sequence[tuple[int, bool]], timeout: float
+    ) -> list[ActivePairCall]:
+        """What is left to be ended of calls that the compiled part has entered.
+
+        ``halves`` are their epochs, and whether they have ended.
+        """
+        left = []
+        for call, (epoch, has_ended) in zip(calls, halves, strict=True):
+            prepared = self._prepare(call, sends=call.send is not None)
+            active = ActivePairCall(call, timeout, epoch, prepared)
+            if not has_ended or self.differs(active):
+                self.running.append(active)
+                left.append(active)
+        return left
 
     def task(self, calls: Sequence[Call], timeout: float) -> Task:
         """Several calls of one pair and direction, one after the other."""
@@ -301,14 +269,14 @@ class Pairs:
         self.running.remove(active)
         return True
 
-    def _landing(self, active: ActivePairCall, prepared: PreparedPair) -> _Landing:
+    def _landing(self, active: ActivePairCall, prepared: PreparedPair) -> Landing:
         """The one row of a half that fits the landing zone of its epoch."""
         found = prepared.landings[active.epoch & 1]
         if found is None:
             launch = self._staged_launch(active.call)[1]
             wiring, numbers = self._wiring(active, launch)
             ((waits, _, signals, *_),) = lane_templates(wiring, numbers[0])
-            found = _Landing(waits, signals, self._zone(active, wiring.ranks))
+            found = Landing(waits, signals, self._zone(active, wiring.ranks))
             prepared.landings[active.epoch & 1] = found
         return found
 
@@ -396,13 +364,13 @@ class Pairs:
     def has_entered(self, active: ActivePairCall) -> bool:
         """Whether the peer has entered the call."""
         at, peer = self._at(self.rank, sends=not active.sends), active.call.peer
-        epoch = active.epoch or self._epochs[peer, active.sends] + 1
+        epoch = active.epoch or self.epochs[peer, active.sends] + 1
         return self.shared_state.words[peer][at] >= epoch << 32
 
     def late(self, active: ActivePairCall) -> str:
         """The message of a deadline."""
         call, text = active.call, active.call.tagged(self._shown(active.call))
-        number = active.epoch or self._epochs[call.peer, active.sends] + 1
+        number = active.epoch or self.epochs[call.peer, active.sends] + 1
         verb, other = ("send to", "recv") if active.sends else ("recv from", "send")
         return (
             f"{verb} rank {call.peer} on rank {self.rank} (call {number} of this pair, "
@@ -413,7 +381,7 @@ class Pairs:
     def has_arrived(self, peer: int) -> bool:
         """Whether the next message from ``peer`` has been sent: its hello is here."""
         at = self._at(self.rank, sends=True)
-        return self.shared_state.words[peer][at] >= (self._epochs[peer, False] + 1) << 32
+        return self.shared_state.words[peer][at] >= (self.epochs[peer, False] + 1) << 32
 
     def arrived(self, peer: int) -> tuple[int, DType]:
         """Count and dtype of the next message from ``peer``, whose hello is here."""
@@ -436,7 +404,7 @@ class Pairs:
         if self.fabric.fence is not None:
             self.fabric.fence()
         at = self._at(self.rank, sends=True)
-        return self.shared_state.hello(peer, self._epochs[peer, False] + 1, at)
+        return self.shared_state.hello(peer, self.epochs[peer, False] + 1, at)
 
     def _at(self, peer: int, *, sends: bool) -> int:
         """The index, in a rank's words, of its pair with ``peer``; ``sends``: it is the sender."""

@@ -195,9 +195,10 @@ WRONG = {
 def test_rows_that_are_none_are_refused(what):
     words = memoryview(bytearray(1 << 12)).cast("Q")
     nothing = object()
+    context: tuple = nothing, nothing, nothing, {}, nothing
     calls = small_calls._small_calls.Calls(
-        *(nothing, nothing, nothing, nothing, nothing, set(), nothing, [0], words, (words, words)),
-        *(0, 4, 4, 0, (8, 16, 24, 32)),
+        *(nothing, nothing, nothing, set(), nothing, [0], nothing, (context, context)),
+        *(words, (words, words), 0, 4, 4, 0, (8, 16, 24, 32)),
     )
     call: tuple = ("all_reduce", "sum", 0, {}, 9.0, None, None, HERE, HERE, *[True] * 4, *[1] * 3)
     sizes = 3, -1, 1, 4

@@ -11,7 +11,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ringcoll.communicator.call_cache import (
     overlap,
     prepare_collective,
 )
-from ringcoll.communicator.cpu.exchange import Exchange, keep, run_exchange
+from ringcoll.communicator.cpu.exchange import Exchange, go_on, keep, run_exchange
 from ringcoll.communicator.cpu.host_calls import HostCalls
 from ringcoll.communicator.cpu.rank_calls import with_options
 from ringcoll.communicator.engine import Check, Engine, check_tag
@@ -38,7 +38,9 @@ from ringcoll.config import Config
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu.cpu_call import CpuCall
-from ringcoll.executors.cpu.small_calls import SmallCalls, fits, is_wanted
+from ringcoll.executors.cpu.small_calls import Sending, SmallCalls, fits, is_wanted
+from ringcoll.executors.point_to_point import Pairs
+from ringcoll.executors.shared_state import MESSAGES, VECTOR
 from ringcoll.options import take_seconds
 from ringcoll.views import Extent, address_of
 
@@ -59,8 +61,11 @@ class CpuEngine(Engine):
         self._arrays = HostArrays()
         self._small = None
         settings = state.settings
-        if is_wanted(settings.compiled) and fits(state._host):
-            self._small = SmallCalls(state, state._host, open_groups)
+        progress, pairs = state.progress, cast(Pairs, state.pairs)
+        if is_wanted(settings.compiled) and fits(state._host) and progress is not None:
+            messages = Sending(progress._lock, progress.pairs, progress.go_on)
+            vector = Sending(state.lock, pairs, functools.partial(go_on, state))
+            self._small = SmallCalls(state, state._host, open_groups, messages, vector)
 
     def collective(
         self,
@@ -203,6 +208,11 @@ class CpuEngine(Engine):
         if of_thread.group is not None:
             return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
         seconds = take_seconds(how) if "timeout" in how else None
+        small, given = self._small, (dest, source, exact)
+        if small is not None and "async_op" not in how:
+            sendbuf, recvbuf = buffers = self._numpy(sendbuf, recvbuf)
+            if self._exchange(MESSAGES, name, buffers, given, how, seconds):
+                return None
         ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
         key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
         if kept is None:
@@ -212,7 +222,10 @@ class CpuEngine(Engine):
                 key = None
             return self.pairs(name, calls, how, buffers, key, seconds)
         timeout = kept.timeout if seconds is None else seconds
-        return self._post(kept.on(*buffers), timeout, name, buffers, later=kept.later)
+        work = self._post(kept.on(*buffers), timeout, name, buffers, later=kept.later)
+        if small is not None and not kept.later and kept.taken != small.whole:
+            small.add_exchange(MESSAGES, kept, (name, *buffers, given, how))
+        return work
 
     @explained
     def pairs(
@@ -266,7 +279,12 @@ class CpuEngine(Engine):
     ) -> Work | None:
         """Find the sends and receives of a v-variant by its shape, or check them; launch them."""
         seconds = take_seconds(how) if "timeout" in how else None
-        key, kept, alive = self._find(name, comparable(arguments), sendbuf, recvbuf, how)
+        small, given = self._small, comparable(arguments)
+        if small is not None and "async_op" not in how:
+            sendbuf, recvbuf = buffers = self._numpy(sendbuf, recvbuf)
+            if self._exchange(VECTOR, name, buffers, given, how, seconds):
+                return None
+        key, kept, alive = self._find(name, given, sendbuf, recvbuf, how)
         if kept is None:
             return self._first_exchange(key, name, check, alive, arguments, how, seconds)
         timeout = kept.timeout if seconds is None else seconds
@@ -283,7 +301,39 @@ class CpuEngine(Engine):
             except BaseException:
                 state.quarantine(alive)
                 raise
+            if small is not None and kept.taken != small.whole:
+                small.add_exchange(VECTOR, kept, (name, *alive, given, how))
         return None
+
+    @explained
+    def _exchange(
+        self,
+        context: int,
+        name: str,
+        buffers: tuple[Any, Any],
+        given: Any,
+        how: dict[str, Any],
+        seconds: float | None,
+    ) -> bool:
+        """Let the compiled part make sends and receives that it knows; whether it has."""
+        small, state = self._small, self._state
+        if small is None:
+            return False
+        try:
+            made = small.exchange(context, name, *buffers, given, how, seconds)
+            if made and made is not True and state.progress is not None:
+                state.progress.end(made)
+        except BaseException:
+            state.quarantine(buffers)
+            raise
+        return bool(made)
+
+    def _numpy(self, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
+        """Numpy's views of other libraries' arrays."""
+        for array in (sendbuf, recvbuf):
+            if array.__class__ is not np.ndarray and array is not None:
+                return self._arrays.pair(sendbuf, recvbuf)
+        return sendbuf, recvbuf
 
     @explained
     def _first_exchange(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.failures import more_frames
 from ringcoll.executors.drive import drive
-from ringcoll.executors.point_to_point import ActivePairCall, Pairs
+from ringcoll.executors.pair_calls import ActivePairCall
+from ringcoll.executors.point_to_point import Pairs
+from ringcoll.fabric import Fabric
 from ringcoll.views import address_of, start_of
 
 if TYPE_CHECKING:
@@ -21,13 +23,14 @@ _Piece = tuple[int, slice] | None
 """Which of the buffers, sendbuf and recvbuf, an array lies in, and where, in elements."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """Checked sends and receives without their arrays, and the options of their call."""
 
     calls: Sequence[tuple[Call, _Piece, _Piece]]
     timeout: float | None
     later: bool
+    taken: int = 0  # see SmallCalls.add_exchange
 
     def on(self, sendbuf: Any, recvbuf: Any) -> list[Call]:
         """The calls on other arrays of the same shape that share no memory."""
@@ -43,6 +46,16 @@ class Exchange:
             )
             for call, send, recv in self.calls
         ]
+
+    def seconds(self, own: float | None, fabric: Fabric) -> float:
+        """What a wait may take, with a timeout of the call's own, or without: None."""
+        seconds = self.timeout if own is None else own
+        return fabric.timeout if seconds is None else seconds
+
+    def messages_on(self, sendbuf: Any, recvbuf: Any) -> list[Call]:
+        """The same without the segment that the rank sends to itself."""
+        calls = self.on(sendbuf, recvbuf)
+        return [call for call in calls if call.send is None or call.recv is None]
 
 
 def keep(
@@ -84,14 +97,47 @@ def run_exchange(state: RankState, calls: Sequence[Call], timeout: float | None)
         begun = len(calls) > 1  # a refused call alone has no effect on other ranks
         left = _begin(pairs, calls, seconds)
         if left:
-            tasks = [pairs.half(half) for half in left]
-            drive(tasks, lambda ready: wait_for([state], ready, seconds))
+            _end(state, left, seconds)
     except BaseException as error:
-        limit = more_frames(error)
-        try:
-            state.raise_settled(error, begun=begun)
-        finally:
-            sys.setrecursionlimit(limit)
+        _raise(state, error, begun=begun)
+
+
+def go_on(
+    state: RankState,
+    kept: Exchange,
+    sendbuf: Any,
+    recvbuf: Any,
+    halves: Sequence[tuple[int, bool]],
+    seconds: float | None,
+    _name: str,
+) -> bool:
+    """Run what the compiled part has entered and could not end, in the order of the calls.
+
+    ``halves`` are the epochs of the messages, and whether they have ended; ``seconds`` is a timeout
+    of the call's own.
+    """
+    pairs: Any = state.pairs
+    timeout = kept.seconds(seconds, state.fabric)
+    try:
+        left = pairs.resume(kept.messages_on(sendbuf, recvbuf), halves, timeout)
+        _end(state, left, timeout)
+    except BaseException as error:
+        _raise(state, error, begun=True)
+    return True
+
+
+def _end(state: RankState, left: Sequence[ActivePairCall], seconds: float) -> None:
+    pairs: Any = state.pairs
+    tasks = [pairs.half(half) for half in left]
+    drive(tasks, lambda ready: wait_for([state], ready, seconds))
+
+
+def _raise(state: RankState, error: BaseException, *, begun: bool) -> NoReturn:
+    limit = more_frames(error)
+    try:
+        state.raise_settled(error, begun=begun)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _begin(pairs: Pairs, calls: Sequence[Call], timeout: float) -> list[ActivePairCall]:

@@ -20,12 +20,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringcoll import log
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.message_thread import DEFER_BYTES, DEFER_SECONDS, MessageThread
+from ringcoll.communicator.cpu.posted import Envelope, Posted
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
 from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.errors import (
@@ -37,44 +38,15 @@ from ringcoll.errors import (
     RankLostError,
 )
 from ringcoll.executors.drive import Pause, Task
-from ringcoll.executors.point_to_point import ActivePairCall, Pairs
+from ringcoll.executors.pair_calls import ActivePairCall
+from ringcoll.executors.point_to_point import Pairs
 
 if TYPE_CHECKING:
+    from ringcoll.communicator.cpu.exchange import Exchange
     from ringcoll.communicator.rank import RankState
 
 
 PASSED = "a deadline that is no error here"
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What :meth:`ringcoll.Communicator.probe` finds: a message that can be received at once."""
-
-    source: int
-    """The rank that has sent it."""
-    count: int
-    """How many elements it has."""
-    dtype: str
-    """Their type, as ``numpy.empty(count, dtype)`` takes it once ml_dtypes is imported."""
-
-
-@dataclass(slots=True, eq=False)
-class _Message:
-    """A posted send or receive; ``since`` is the time of its last progress."""
-
-    half: ActivePairCall
-    work: MessageWork
-    alive: object
-    since: float = math.inf
-    task: Task | None = None
-    pause: Pause | None = None
-
-    @property
-    def due(self) -> float:
-        """The time at which it is late, or a paced link is free."""
-        late = self.since + self.half.timeout
-        until = None if self.pause is None else self.pause.until
-        return late if until is None else min(late, until)
 
 
 class Progress(MessageThread):
@@ -92,9 +64,9 @@ class Progress(MessageThread):
         self.due = math.inf
         """When the next message is late."""
         self._lock = threading.RLock()
-        self._held: deque[_Message] = deque()  # a receive from any rank, and the receives behind it
-        self._queues: dict[tuple[int, bool], deque[_Message]] = {}
-        self._heads: tuple[_Message, ...] = ()
+        self._held: deque[Posted] = deque()  # a receive from any rank, and the receives behind it
+        self._queues: dict[tuple[int, bool], deque[Posted]] = {}
+        self._heads: tuple[Posted, ...] = ()
         self._pending = 0
         self._last_source = -1
         self._probed: list[int] = []  # the sources for whose messages probe() waits
@@ -159,7 +131,7 @@ class Progress(MessageThread):
         if not left:
             return
         for half in left:
-            message, key = _Message(half, work, alive), (half.call.peer, half.sends)
+            message, key = Posted(half, work, alive), (half.call.peer, half.sends)
             if half.epoch or half.sends:
                 self._queues.setdefault(key, deque()).append(message)
             else:
@@ -203,17 +175,51 @@ class Progress(MessageThread):
                     work = MessageWork(self, state, name, len(left)) if left else None
                 if work is not None:
                     self._queue(left, work, alive)
-            if work is not None and not later:
-                self.drive(work._finished.is_set)
-                work._raise()
         except (MemoryError, RecursionError):
             raise  # the caller says what is short
         except BaseException as error:
             state.fail(error)
             raise
+        if work is not None and not later:
+            self.end(work)
         if later and self._pending:
             self._wake()
         return work if later else None
+
+    def end(self, work: MessageWork) -> None:
+        """Wait for the messages of a blocking call."""
+        try:
+            self.drive(work._finished.is_set)
+            work._raise()
+        except (MemoryError, RecursionError):
+            raise
+        except BaseException as error:
+            self.state.fail(error)
+            raise
+
+    def go_on(
+        self,
+        kept: Exchange,
+        sendbuf: object,
+        recvbuf: object,
+        halves: Sequence[tuple[int, bool]],
+        seconds: float | None,
+        name: str,
+    ) -> MessageWork | bool:
+        """Queue what the compiled part has entered and could not end, while it has the lock.
+
+        ``halves`` are the epochs of the messages, and whether they have ended; ``seconds`` is a
+        timeout of the call's own. True where nothing is left to wait for.
+        """
+        timeout = kept.seconds(seconds, self.fabric)
+        try:
+            left = self.pairs.resume(kept.messages_on(sendbuf, recvbuf), halves, timeout)
+            work = MessageWork(self, self.state, name, len(left))
+            self._queue(left, work, (sendbuf, recvbuf))
+        except BaseException as error:  # peers have seen hellos
+            self.state.fail(error, begun=True)
+            raise
+        return work if left else True
 
     def drive(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
         """Move messages until ``until()``, which must be cheap; False after ``timeout`` seconds."""
@@ -345,7 +351,7 @@ class Progress(MessageThread):
     def _is_free(self, rank: int) -> bool:
         return (rank, False) not in self._queues and self.pairs.has_arrived(rank)
 
-    def _advance(self, queue: deque[_Message]) -> bool:
+    def _advance(self, queue: deque[Posted]) -> bool:
         """Move the messages of one peer and direction, one after the other."""
         moved = False
         while queue:
@@ -429,7 +435,7 @@ class Progress(MessageThread):
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _fail(self, message: _Message, error: BaseException) -> None:
+    def _fail(self, message: Posted, error: BaseException) -> None:
         """End a message with its error, which breaks the communicator."""
         limit = more_frames(error)
         try:
@@ -440,10 +446,10 @@ class Progress(MessageThread):
         finally:
             sys.setrecursionlimit(limit)
 
-    def _all(self) -> list[_Message]:
+    def _all(self) -> list[Posted]:
         return [*self._held, *(m for queue in self._queues.values() for m in queue)]
 
-    def _end(self, messages: Sequence[_Message], error: BaseException) -> None:
+    def _end(self, messages: Sequence[Posted], error: BaseException) -> None:
         for message in messages:
             if not message.work.done():
                 self._failed = self._failed or message.work

@@ -19,13 +19,14 @@ from ringcoll.errors import MachineError
 from ringcoll.executors.binding import Operand, RowArrays, slot_size
 from ringcoll.executors.cpu.cpu_call import ActiveCall, BoundRows, CpuCall
 from ringcoll.executors.cpu.executor import CpuExecutor
-from ringcoll.executors.rows import Signal, Wait
+from ringcoll.executors.cpu.small_messages import Kept, flags_of, parts_of
+from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.shared_state import Words
 from ringcoll.fabric.poll import AT_ONCE
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 5  # of the compiled part; one that is older than this file is not used
+_INTERFACE = 6  # of the compiled part; one that is older than this file is not used
 
 try:
     _small_calls: Any = importlib.import_module("ringcoll.executors.cpu._small_calls")
@@ -100,24 +101,41 @@ def fits(host: CpuExecutor) -> bool:
     return polls and not alone and host.pacer is None
 
 
-class SmallCalls:
-    """The calls of one rank that the compiled part knows."""
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What moves the messages of a context: under which lock, and what goes on with those left."""
 
-    def __init__(self, state: Any, host: CpuExecutor, groups: set[Any]) -> None:
+    lock: Any
+    pairs: Pairs
+    go_on: Callable[..., object]
+
+
+class SmallCalls:
+    """The calls of one rank that the compiled part knows.
+
+    ``messages`` and ``vector`` move its messages and those of v-variants.
+    """
+
+    def __init__(
+        self, state: Any, host: CpuExecutor, groups: set[Any], messages: Sending, vector: Sending
+    ) -> None:
         shared, fabric = host.shared_state, host.fabric
         timer = fabric.liveness
         if _small_calls is None or timer is None:
             raise RuntimeError("small calls are for processes, where the compiled part is there")
-        self._host = host
+        self._host, self._contexts = host, (messages, vector)
         self._calls = _small_calls.Calls(
             state,
             host,
             fabric,
-            state.lock.acquire,
-            state.lock.release,
             groups,
             host.resume,
             shared.record_numbers,
+            state.progress,
+            tuple(
+                (each.lock.acquire, each.lock.release, each.pairs, each.pairs.epochs, each.go_on)
+                for each in self._contexts
+            ),
             timer.alarm,
             # Views of their own: those of the shared state are released when it is closed.
             tuple(words[:] for words in shared.words),
@@ -131,6 +149,11 @@ class SmallCalls:
         """Makes a call that is known: of its arguments, its options and its own timeout, or None.
 
         False: it is for Python, and nothing of it has begun.
+        """
+        self.exchange: Callable[..., Any] = self._calls.exchange
+        """Makes known sends and receives: of the context, the arguments, options and timeout.
+
+        False as above; else True, or what is left to be waited for.
         """
         self.whole = _HALVES
         """What :meth:`add` notes of a call of which it knows all that it will know."""
@@ -213,6 +236,27 @@ class SmallCalls:
         )
         checked.taken = taken
 
+    def add_exchange(
+        self, context: int, kept: Kept, call: tuple[str, Any, Any, Any, dict[str, Any]]
+    ) -> None:
+        """Take sends and receives that have just been made, with their arguments."""
+        name, sendbuf, recvbuf, ends, how = call
+        empty = any(array is not None and not array.size for array in (sendbuf, recvbuf))
+        pairs, words = self._contexts[context].pairs, self._host.shared_state.words
+        if not words:
+            return  # it has been closed
+        most = _small_calls.SMALL
+        found = ((), ()) if empty else parts_of(kept, (sendbuf, recvbuf), pairs, most)
+        if found is None:
+            return
+        if found[0]:
+            if self._size == MOST:
+                self.clear()
+            self._size += 1
+            arrays = _kind(sendbuf, 1), _kind(recvbuf, 1)
+            self._calls.add_exchange(context, name, ends, dict(how), kept, *arrays, *found)
+        kept.taken = self.whole
+
 
 def _is_one(first: Any, second: Any) -> bool | None:
     """Whether both arguments are the same memory; None: they share some."""
@@ -262,15 +306,8 @@ def _rows(bound: BoundRows, words: list[Words], sizes: _Sizes) -> tuple[Any, ...
             step = _step(next(works), bound, sizes)
             if step is None:
                 return None
-        rows.append((_flags(waits, numbers), step, _flags(signals, numbers)))
+        rows.append((flags_of(waits, numbers), step, flags_of(signals, numbers)))
     return tuple(rows)
-
-
-def _flags(
-    flags: tuple[Wait, ...] | tuple[Signal, ...], numbers: dict[int, int]
-) -> tuple[tuple[int, int, int], ...]:
-    """The waits or the signals of a row: rank, index and count."""
-    return tuple((numbers[id(flag[0])], flag[1], flag[2]) for flag in flags)
 
 
 def _step(work: RowArrays, bound: BoundRows, sizes: _Sizes) -> _Step | None:

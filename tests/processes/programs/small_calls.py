@@ -31,22 +31,31 @@ def small_of(comm) -> Any:
 
 
 class Counted:
-    """A communicator, and how many of its calls the compiled part has made."""
+    """A communicator, and how many of its calls the compiled part has made.
+
+    ``handed_over``: of its messages that it has entered, and left to Python.
+    """
 
     def __init__(self, compiled, timeout=20) -> None:
         self.comm = ringcoll.init(timeout=timeout, compiled=compiled)
-        self.made = 0
+        self.made = self.handed_over = 0
         small = small_of(self.comm)
         assert (small is not None) == bool(compiled)
         if small is not None:
-            make = small.make
+            make, exchange = small.make, small.exchange
 
             def counted(*given):
                 made = make(*given)
                 self.made += made
                 return made
 
-            small.make = counted
+            def counted_exchange(*given):
+                made = exchange(*given)
+                self.made += made is True
+                self.handed_over += made is not True and made is not False
+                return made
+
+            small.make, small.exchange = counted, counted_exchange
 
 
 @functools.cache

@@ -12,60 +12,18 @@
  * Numpy's own loops do the arithmetic, so that the bits are those of the rows in Python. */
 
 #include "entries.h"
+#include "match.h"
+#include "messages.h"
 #include "run.h"
 #include "types.h"
-
-/* Whether an operator is that of an entry, or are the counts of a call that has some: the same
- * objects, or equal ones of types whose comparison runs no Python. */
-static bool is_same(PyObject* known, PyObject* given) {
-    if (known == given) return true;
-    if (Py_TYPE(known) != Py_TYPE(given)) return false;
-    if (PyTuple_CheckExact(known)) {
-        Py_ssize_t size = PyTuple_GET_SIZE(known);
-        bool same = size == PyTuple_GET_SIZE(given);
-        for (Py_ssize_t k = 0; same && k < size; k++)
-            same = is_same(PyTuple_GET_ITEM(known, k), PyTuple_GET_ITEM(given, k));
-        return same;
-    }
-    bool plain =
-        PyLong_CheckExact(known) || PyUnicode_CheckExact(known) || PyBytes_CheckExact(known);
-    return plain && PyObject_RichCompareBool(known, given, Py_EQ) == 1;
-}
-
-/* Whether options are the very objects of those of an entry: 1 is not True. */
-static bool has_options(const Entry* entry, PyObject* how) {
-    if (PyDict_GET_SIZE(how) != PyDict_GET_SIZE(entry->how)) return false;
-    PyObject *option, *value;
-    Py_ssize_t at = 0;
-    while (PyDict_Next(how, &at, &option, &value)) /* other kinds of str may run Python */
-        if (!PyUnicode_CheckExact(option) || PyDict_GetItemWithError(entry->how, option) != value)
-            return false;
-    return true;
-}
-
-/* Whether an argument is what an entry takes there, for so many units; its address and bytes. */
-static bool fits(const Entry* entry, int at, PyObject* buffer, long long units, intptr_t* start,
-                 npy_intp* nbytes) {
-    *start = *nbytes = 0;
-    if (entry->kinds[at] == NULL) return buffer == Py_None;
-    if (!PyArray_CheckExact(buffer)) return false;
-    PyArrayObject* array = (PyArrayObject*)buffer;
-    npy_intp size = PyArray_SIZE(array);
-    if (PyArray_DESCR(array) != entry->kinds[at] || size != entry->sizes[at] * units ||
-        (PyArray_FLAGS(array) & FLAGS) != entry->flags[at])
-        return false;
-    *start = (intptr_t)PyArray_DATA(array);
-    *nbytes = size * PyArray_ITEMSIZE(array);
-    return true;
-}
 
 /* How many units of an entry its first array holds; 0: it serves no call of that size. */
 static long long units_of(const Entry* entry, PyObject* const* buffers) {
     long long units = 1;
     for (int at = 0; at < 2; at++)
-        if (entry->kinds[at] != NULL) {
+        if (entry->shape.kinds[at] != NULL) {
             if (!PyArray_CheckExact(buffers[at])) return 0;
-            units = PyArray_SIZE((PyArrayObject*)buffers[at]) / entry->sizes[at];
+            units = PyArray_SIZE((PyArrayObject*)buffers[at]) / entry->shape.sizes[at];
             break;
         }
     return units >= entry->first && units < entry->last ? units : 0;
@@ -99,15 +57,15 @@ static bool find(const Calls* self, PyObject* const* given, Call* call) {
     for (; entry != NULL; entry = entry->next) {
         intptr_t starts[2];
         npy_intp nbytes[2];
-        if (entry->name != given[0] || entry->root != root) continue;
+        if (entry->shape.name != given[0] || entry->root != root) continue;
         long long units = units_of(entry, given + 1);
-        if (units == 0 || !fits(entry, 0, given[1], units, &starts[0], &nbytes[0]) ||
-            !fits(entry, 1, given[2], units, &starts[1], &nbytes[1]) ||
-            !is_same(entry->op, given[3]) || !has_options(entry, given[5]))
+        if (units == 0 || !fits(&entry->shape, 0, given[1], units, &starts[0], &nbytes[0]) ||
+            !fits(&entry->shape, 1, given[2], units, &starts[1], &nbytes[1]) ||
+            !is_same(entry->shape.op, given[3]) || !has_options(&entry->shape, given[5]))
             continue;
         /* Arguments that share memory are another call; where both are one, one that is known. */
         bool apart = starts[0] + nbytes[0] <= starts[1] || starts[1] + nbytes[1] <= starts[0];
-        bool both = entry->kinds[0] != NULL && entry->kinds[1] != NULL;
+        bool both = entry->shape.kinds[0] != NULL && entry->shape.kinds[1] != NULL;
         bool one = both && starts[0] == starts[1] && nbytes[0] == nbytes[1];
         if (entry->one ? !one : both && !apart) continue;
         describe(call, entry, units, starts);
@@ -117,21 +75,37 @@ static bool find(const Calls* self, PyObject* const* given, Call* call) {
     return false;
 }
 
-/* Run a call if no other thread makes one: as run. */
-static int locked(Calls* self, const Call* call) {
-    PyObject* taken = PyObject_CallOneArg(self->owned[ACQUIRE], Py_False);
+/* Take a lock of the rank if no other thread has it: 1, 0 or -1. */
+static int take(Calls* self, int lock) {
+    PyObject* taken = PyObject_CallOneArg(self->acquire[lock], Py_False);
     if (taken == NULL) return -1;
     Py_DECREF(taken);
     if (taken != Py_True) return 0;
     self->running++;
-    int made = run(self, call);
+    return 1;
+}
+
+/* Give it back, whether an exception is raised or not: 0, or -1. */
+static int give_back(Calls* self, int lock) {
+    PyObject *type, *value, *trace;
     self->running--;
-    PyObject *type = NULL, *value = NULL, *trace = NULL;
-    if (made < 0) PyErr_Fetch(&type, &value, &trace);
-    PyObject* released = PyObject_CallNoArgs(self->owned[RELEASE]);
-    Py_XDECREF(released);
-    if (made < 0) PyErr_Restore(type, value, trace);
-    return released == NULL ? -1 : made;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject* released = PyObject_CallNoArgs(self->release[lock]);
+    if (released == NULL) {
+        Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+        return -1;
+    }
+    Py_DECREF(released);
+    PyErr_Restore(type, value, trace);
+    return 0;
+}
+
+/* Run a call if no other thread makes one: as run. */
+static int locked(Calls* self, const Call* call) {
+    int taken = take(self, VECTOR);
+    if (taken != 1) return taken;
+    int made = run(self, call);
+    return give_back(self, VECTOR) < 0 ? -1 : made;
 }
 
 /* (name, sendbuf, recvbuf, op, root, options, timeout or None) -> whether the call was made. */
@@ -152,6 +126,28 @@ static PyObject* calls_call(PyObject* object, PyObject* const* given, size_t nar
     return made < 0 ? NULL : PyBool_FromLong(made);
 }
 
+/* (context, name, sendbuf, recvbuf, ends or counts, options, timeout or None) -> whether the
+ * messages were made; or what Python has made of those that have to be waited for. */
+static PyObject* calls_exchange(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
+    if (nargs != 7 || !PyLong_CheckExact(given[0]) || !PyDict_CheckExact(given[5])) {
+        PyErr_SetString(PyExc_TypeError,
+                        "wanted context, name, sendbuf, recvbuf, ends, a dict and a timeout");
+        return NULL;
+    }
+    Sending sending = {NULL};
+    if (!find_exchange(self, PyLong_AsLong(given[0]), given + 1, &sending)) Py_RETURN_FALSE;
+    int lock = sending.exchange->context;
+    int taken = PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : take(self, lock);
+    PyObject* made = taken < 0 ? NULL : Py_NewRef(Py_False);
+    if (taken == 1) {
+        Py_SETREF(made, make_messages(self, &sending, given + 1));
+        if (give_back(self, lock) < 0) Py_CLEAR(made);
+    }
+    drop_exchange(sending.exchange);
+    let_go(self);
+    return made;
+}
+
 /* -- the type ---------------------------------------------------------------------------------- */
 
 static void calls_dealloc(Calls* self) {
@@ -159,24 +155,45 @@ static void calls_dealloc(Calls* self) {
     Py_DECREF(calls_close(self, NULL));
     PyMem_Free(self->views);
     for (size_t k = 0; k < OWNED; k++) Py_XDECREF(self->owned[k]);
+    for (int k = 0; k < CONTEXTS; k++) {
+        const Context* context = &self->contexts[k];
+        Py_XDECREF(self->acquire[k]), Py_XDECREF(self->release[k]);
+        Py_XDECREF(context->pairs), Py_XDECREF(context->epochs), Py_XDECREF(context->go_on);
+    }
     type->tp_free(self);
     Py_DECREF(type);
 }
 
+/* Read what moves the messages of a context: lock's methods, Pairs, its epochs, and go_on. */
+static int read_context(Calls* self, int at, PyObject* given) {
+    PyObject *acquire, *release, *pairs, *epochs, *go_on;
+    if (!PyArg_ParseTuple(given, "OOOO!O", &acquire, &release, &pairs, &PyDict_Type, &epochs,
+                          &go_on))
+        return -1;
+    self->acquire[at] = Py_NewRef(acquire), self->release[at] = Py_NewRef(release);
+    self->contexts[at] = (Context){Py_NewRef(pairs), Py_NewRef(epochs), Py_NewRef(go_on)};
+    return 0;
+}
+
 static PyObject* calls_new(PyTypeObject* type, PyObject* given, PyObject* Py_UNUSED(keywords)) {
-    PyObject *owned[OWNED], *alarm, *words;
+    PyObject *owned[OWNED], *contexts[CONTEXTS], *alarm, *words;
     int rank, spins, yields;
     Py_ssize_t entered, signatures[SLOTS];
-    if (!PyArg_ParseTuple(given, "OOOOOO!OO!OO!iiin(nnnn)", &owned[STATE], &owned[HOST],
-                          &owned[FABRIC], &owned[ACQUIRE], &owned[RELEASE], &PySet_Type,
-                          &owned[GROUPS], &owned[RESUME], &PyList_Type, &owned[NUMBERS], &alarm,
-                          &PyTuple_Type, &words, &rank, &spins, &yields, &entered, &signatures[0],
-                          &signatures[1], &signatures[2], &signatures[3]))
+    if (!PyArg_ParseTuple(given, "OOOO!OO!O(OO)OO!iiin(nnnn)", &owned[STATE], &owned[HOST],
+                          &owned[FABRIC], &PySet_Type, &owned[GROUPS], &owned[RESUME], &PyList_Type,
+                          &owned[NUMBERS], &owned[PROGRESS], &contexts[MESSAGES], &contexts[VECTOR],
+                          &alarm, &PyTuple_Type, &words, &rank, &spins, &yields, &entered,
+                          &signatures[0], &signatures[1], &signatures[2], &signatures[3]))
         return NULL;
     Calls* self = (Calls*)type->tp_alloc(type, 0); /* all zero */
     if (self == NULL) return NULL;
     self->vectorcall = calls_call;
     for (size_t k = 0; k < OWNED; k++) self->owned[k] = Py_NewRef(owned[k]);
+    for (int k = 0; k < CONTEXTS; k++)
+        if (read_context(self, k, contexts[k]) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
     self->rank = rank, self->spins = spins, self->yields = yields, self->entered = entered;
     memcpy(self->signatures, signatures, sizeof signatures);
     self->views = PyMem_Calloc((size_t)PyTuple_GET_SIZE(words) + 1, sizeof *self->views);
@@ -195,6 +212,8 @@ static PyObject* calls_new(PyTypeObject* type, PyObject* given, PyObject* Py_UNU
 
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)calls_add, METH_VARARGS, "Take a call that may run here from now on."},
+    {"add_exchange", (PyCFunction)calls_add_exchange, METH_VARARGS, "Take sends and receives."},
+    {"exchange", (PyCFunction)(void (*)(void))calls_exchange, METH_FASTCALL, "Make them."},
     {"clear", (PyCFunction)calls_clear, METH_NOARGS, "Forget all calls."},
     {"close", (PyCFunction)calls_close, METH_NOARGS, "Forget all calls, and let go of memory."},
     {NULL, NULL, 0, NULL},
@@ -241,7 +260,8 @@ PyMODINIT_FUNC PyInit__small_calls(void) {
     NAMES(INTERN)
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
     if (made == NULL || type == NULL || PyModule_AddObjectRef(made, "Calls", type) < 0 ||
-        PyModule_AddIntMacro(made, SMALL) < 0 || PyModule_AddIntMacro(made, INTERFACE) < 0)
+        PyModule_AddIntMacro(made, SMALL) < 0 || PyModule_AddIntMacro(made, MOST) < 0 ||
+        PyModule_AddIntMacro(made, INTERFACE) < 0)
         Py_CLEAR(made);
     Py_XDECREF(type);
     return made;

@@ -17,15 +17,19 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 5   /* raised with every change of what Python gives */
+#define INTERFACE 6   /* raised with every change of what Python gives */
 #define BUCKETS 256   /* a power of two */
 #define SLOTS 4       /* hellos of a rank, by epoch & 3 */
 #define SMALL 16384   /* bytes of an array */
+#define MOST 32       /* messages of an exchange */
 #define INTERVAL 0.02 /* seconds between looks at who has died */
 
-/* Objects of a rank: RankState, CpuExecutor, Fabric, the methods of the rank's lock, the set of
- * open groups, CpuExecutor.resume, and the numbers of the texts that the rank keeps. */
-enum { STATE, HOST, FABRIC, ACQUIRE, RELEASE, GROUPS, RESUME, NUMBERS, OWNED };
+/* Objects of a rank: RankState, CpuExecutor, Fabric, the set of open groups, CpuExecutor.resume,
+ * the numbers of the texts that the rank keeps, and Progress. */
+enum { STATE, HOST, FABRIC, GROUPS, RESUME, NUMBERS, PROGRESS, OWNED };
+
+/* Locks of a rank: of its calls, where VECTOR's messages are too, and of its messages. */
+enum { MESSAGES, VECTOR, CONTEXTS };
 
 enum { FIRST, SECOND, NOWHERE, ABSOLUTE = NOWHERE }; /* what a place is an offset of */
 
@@ -55,15 +59,20 @@ typedef struct {
     PyObject* active; /* an ActiveCall; NULL: the call has not run on this half yet */
 } Half;
 
-typedef struct Entry {
-    struct Entry* next;
-    int refs;                  /* of the table, and of threads that run the call */
-    PyObject *name, *op, *how; /* how: a dict of options */
-    PyObject* timeout;         /* of a call without its own */
+/* What arguments a known call takes. */
+typedef struct {
+    PyObject *name, *op, *how; /* op: of messages, their ends or counts; how: a dict of options */
     PyArray_Descr* kinds[2];   /* NULL: None is given */
     npy_intp sizes[2];         /* elements of the arrays for each unit */
     int flags[2];              /* of the arrays, in FLAGS */
-    Place places[2];           /* of INPUT and OUTPUT in the arguments */
+} Shape;
+
+typedef struct Entry {
+    struct Entry* next;
+    int refs; /* of the table, and of threads that run the call */
+    Shape shape;
+    PyObject* timeout; /* of a call without its own */
+    Place places[2];   /* of INPUT and OUTPUT in the arguments */
     long root;
     bool total, in_place, counted; /* counted: the hello has the count */
     bool one;                      /* whether both arguments are the same memory */
@@ -73,6 +82,48 @@ typedef struct Entry {
     long long align, widest;       /* elements on whose multiples slots end, and bytes of one */
     Half halves[2];
 } Entry;
+
+/* What a message of a pair waits for and posts, and where it lands, for one parity of epochs. */
+typedef struct {
+    int nwaits, nsignals;
+    Flag *waits, *signals;
+    char* zone;
+} Landing;
+
+/* A send or a receive of a known exchange; `own` and `other` are the indices of the pair's words.
+ */
+typedef struct {
+    PyObject* pair; /* (peer, sends), by which its epochs are kept */
+    int peer, sends;
+    Py_ssize_t own, other;
+    unsigned long long signature, record, count, label; /* of the hello */
+    int base;                                           /* the argument where its elements lie */
+    Py_ssize_t offset, nbytes;
+    Landing landings[2];
+} Message;
+
+/* The segment that a rank sends to itself. */
+typedef struct {
+    int from, to;
+    Py_ssize_t source, destination, nbytes;
+} Copy;
+
+/* Sends and receives that one call makes. */
+typedef struct Exchange {
+    struct Exchange* next;
+    int refs;
+    Shape shape;
+    PyObject* kept; /* the Exchange of Python */
+    int context, nmessages, ncopies;
+    Message* messages;
+    Copy* copies;
+} Exchange;
+
+/* What moves the messages of a context: its Pairs, their epochs, and in Python the rest of a call
+ * that has to wait. */
+typedef struct {
+    PyObject *pairs, *epochs, *go_on;
+} Context;
 
 /* One call: what it is, and where its buffers lie. */
 typedef struct {
@@ -94,7 +145,10 @@ typedef struct {
     Py_buffer alarm;
     Py_ssize_t entered, signatures[SLOTS];
     double due;
+    PyObject *acquire[CONTEXTS], *release[CONTEXTS];
+    Context contexts[CONTEXTS];
     Entry* table[BUCKETS];
+    Exchange* exchanges[BUCKETS];
 } Calls;
 
 #define FLAGS (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE)
@@ -103,7 +157,8 @@ typedef struct {
 /* clang-format off */
 #define NAMES(X)                                                                                   \
     X(closed) X(inherited) X(broken) X(_worker) X(_last) X(ended) X(_failed) X(progress) X(left)   \
-    X(running) X(trace) X(uncompared) X(known) X(epoch) X(entered) X(_ended) X(signature) X(timeout)
+    X(running) X(trace) X(uncompared) X(known) X(epoch) X(entered) X(_ended) X(signature) X(timeout)  \
+    X(_pending) X(_closing)
 /* clang-format on */
 
 #define DECLARE(name) static PyObject* s_##name;
@@ -118,6 +173,10 @@ static inline void store(uint64_t* word, uint64_t value) {
 }
 
 static inline uint64_t* words_of(const Calls* self, int rank) { return self->views[rank].buf; }
+
+static inline Py_ssize_t words_in(const Calls* self, int rank) {
+    return self->views[rank].len / (Py_ssize_t)sizeof(uint64_t);
+}
 
 /* Where the table has the calls of a name on arrays like the first argument. */
 static size_t bucket_of(PyObject* name, PyArray_Descr* kind) {

@@ -1,0 +1,201 @@
+/* Known sends and receives: a small message goes through the landing zone of its pair, as in
+ * executors/point_to_point.py. */
+
+#pragma once
+
+#include "match.h"
+#include "run.h"
+
+/* The messages of one call: their epochs, which of them have ended, and where arguments begin. */
+typedef struct {
+    Exchange* exchange;
+    char* bases[2];
+    uint64_t epochs[MOST];
+    bool done[MOST];
+    int left;
+} Sending;
+
+/* Find the exchange of these arguments, which the caller drops; false: there is none. */
+static bool find_exchange(const Calls* self, long context, PyObject* const* given, Sending* found) {
+    PyArray_Descr* kind =
+        PyArray_CheckExact(given[1]) ? PyArray_DESCR((PyArrayObject*)given[1]) : NULL;
+    Exchange* exchange = self->exchanges[bucket_of(given[0], kind)];
+    for (; exchange != NULL; exchange = exchange->next) {
+        const Shape* shape = &exchange->shape;
+        intptr_t starts[2];
+        npy_intp nbytes[2];
+        if (shape->name != given[0] || exchange->context != context ||
+            !fits(shape, 0, given[1], 1, &starts[0], &nbytes[0]) ||
+            !fits(shape, 1, given[2], 1, &starts[1], &nbytes[1]) || !is_same(shape->op, given[3]) ||
+            !has_options(shape, given[4]))
+            continue;
+        bool both = shape->kinds[0] != NULL && shape->kinds[1] != NULL;
+        if (both && starts[0] < starts[1] + nbytes[1] && starts[1] < starts[0] + nbytes[0])
+            return false;
+        found->exchange = exchange;
+        found->bases[0] = (char*)starts[0], found->bases[1] = (char*)starts[1];
+        exchange->refs++;
+        return true;
+    }
+    return false;
+}
+
+/* Whether no message of the rank is under way that others could not overtake. */
+static int is_free(const Calls* self, int context) {
+    int untraced = is(self->contexts[context].pairs, s_trace, Py_None);
+    if (untraced != 1 || context == VECTOR) return untraced;
+    long long pending = count_of(self->owned[PROGRESS], s__pending);
+    if (pending != 0) return pending < 0 ? -1 : 0;
+    return is(self->owned[PROGRESS], s__closing, Py_False);
+}
+
+/* Count a pair's epoch on, and publish the hello, the entered word last, as Pairs.enter does. */
+static int enter_message(const Calls* self, const Message* message, PyObject* epochs,
+                         PyObject* number, uint64_t epoch) {
+    if (PyObject_SetItem(epochs, message->pair, number) < 0) return -1;
+    uint64_t* words = words_of(self, self->rank) + message->own;
+    uint64_t* hello = words + self->signatures[epoch % SLOTS];
+    hello[0] = message->signature;
+    hello[1] = message->record;
+    hello[2] = message->count;
+    hello[3] = message->label;
+    hello[4] = 0;
+    store(words + self->entered, epoch << 32);
+    return 0;
+}
+
+/* Whether the peer's hello has arrived and is of another message, as Pairs.differs. */
+static bool differs(const Calls* self, const Message* message, uint64_t epoch) {
+    const uint64_t* words = words_of(self, message->peer) + message->other;
+    if (load(words + self->entered) < epoch << 32) return false;
+    const uint64_t* hello = words + self->signatures[epoch % SLOTS];
+    if (load(hello) != message->signature) return true;
+    uint64_t label = load(hello + 3);
+    return message->label > 0xff && label > 0xff && label != message->label;
+}
+
+/* Move a message if its flags have come, as Pairs._try; false: not yet, or it is for Python. */
+static bool moved(const Calls* self, const Message* message, uint64_t epoch, char* const* bases) {
+    uint64_t base = epoch << 32, credit = message->sends ? base - (1ull << 32) : base;
+    const uint64_t* words = words_of(self, message->peer) + message->other;
+    const Landing* landing = &message->landings[epoch & 1];
+    if (load(words + self->entered) < credit) return false;
+    for (int k = 0; k < landing->nwaits; k++)
+        if (load(landing->waits[k].word) < base + landing->waits[k].count) return false;
+    if (differs(self, message, epoch)) return false;
+    char* place = bases[message->base] + message->offset;
+    size_t nbytes = (size_t)message->nbytes;
+    memcpy(message->sends ? landing->zone : place, message->sends ? place : landing->zone, nbytes);
+    for (int k = 0; k < landing->nsignals; k++)
+        store(landing->signals[k].word, base + landing->signals[k].count);
+    return true;
+}
+
+/* Move what can be moved; whether all has been. */
+static bool move_all(const Calls* self, Sending* sending) {
+    const Exchange* exchange = sending->exchange;
+    for (int k = 0; k < exchange->nmessages; k++)
+        if (!sending->done[k] &&
+            moved(self, &exchange->messages[k], sending->epochs[k], sending->bases)) {
+            sending->done[k] = true;
+            sending->left--;
+        }
+    return sending->left == 0;
+}
+
+/* Poll for some microseconds, and give the core away some times. */
+static bool all_moved(const Calls* self, Sending* sending) {
+    for (int k = 0; k <= self->spins; k++) {
+        if (move_all(self, sending)) return true;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    for (int k = 0; k < self->yields; k++) {
+        PyThreadState* thread = PyEval_SaveThread();
+        sched_yield();
+        PyEval_RestoreThread(thread);
+        if (move_all(self, sending)) return true;
+    }
+    return false;
+}
+
+/* Let Python go on with messages that have been entered; what it gives, or NULL. */
+static PyObject* go_on(const Calls* self, const Sending* sending, PyObject* const* given) {
+    const Exchange* exchange = sending->exchange;
+    PyObject* halves = PyTuple_New(exchange->nmessages);
+    for (int k = 0; halves != NULL && k < exchange->nmessages; k++) {
+        PyObject* half =
+            Py_BuildValue("KO", sending->epochs[k], sending->done[k] ? Py_True : Py_False);
+        if (half == NULL)
+            Py_CLEAR(halves);
+        else
+            PyTuple_SET_ITEM(halves, k, half);
+    }
+    if (halves == NULL) return NULL;
+    PyObject* rest =
+        PyObject_CallFunctionObjArgs(self->contexts[exchange->context].go_on, exchange->kept,
+                                     given[1], given[2], halves, given[5], given[0], NULL);
+    Py_DECREF(halves);
+    return rest;
+}
+
+/* Publish all hellos in their order, each send behind its own if it can move; whether all did. */
+static int run_messages(const Calls* self, Sending* sending, PyObject* epochs, PyObject** numbers) {
+    const Exchange* exchange = sending->exchange;
+    sending->left = exchange->nmessages;
+    for (int k = 0; k < exchange->nmessages; k++) {
+        const Message* message = &exchange->messages[k];
+        uint64_t epoch = sending->epochs[k];
+        if (enter_message(self, message, epochs, numbers[k], epoch) < 0) return -1;
+        sending->done[k] = moved(self, message, epoch, sending->bases);
+        sending->left -= sending->done[k];
+    }
+    for (int k = 0; k < exchange->ncopies; k++) {
+        const Copy* copy = &exchange->copies[k];
+        memcpy(sending->bases[copy->to] + copy->destination,
+               sending->bases[copy->from] + copy->source, (size_t)copy->nbytes);
+    }
+    if (sending->left && !all_moved(self, sending)) return 0;
+    for (int k = 0; k < exchange->nmessages; k++) /* a receiver has had the hello before */
+        if (exchange->messages[k].sends &&
+            differs(self, &exchange->messages[k], sending->epochs[k]))
+            return 0;
+    return 1;
+}
+
+/* The next epoch of each message: 1, 0 where one is for Python, or -1; and as Python's numbers. */
+static int count_on(const Calls* self, Sending* sending, PyObject* epochs, PyObject** numbers) {
+    const Exchange* exchange = sending->exchange;
+    Py_ssize_t slots = PyList_GET_SIZE(self->owned[NUMBERS]);
+    for (int k = 0; k < exchange->nmessages; k++) {
+        const Message* message = &exchange->messages[k];
+        PyObject* kept =
+            PyList_GET_ITEM(self->owned[NUMBERS], (Py_ssize_t)(message->record % (uint64_t)slots));
+        PyObject* last = PyDict_GetItemWithError(epochs, message->pair);
+        if (last == NULL) return PyErr_Occurred() ? -1 : 0;
+        if (PyLong_AsUnsignedLongLong(kept) != message->record) return PyErr_Occurred() ? -1 : 0;
+        sending->epochs[k] = PyLong_AsUnsignedLongLong(last) + 1;
+        if (PyErr_Occurred()) return -1;
+        numbers[k] = PyLong_FromUnsignedLongLong(sending->epochs[k]);
+        if (numbers[k] == NULL) return -1;
+    }
+    return 1;
+}
+
+/* Make the messages while this thread has their lock: True, False where Python is to make them,
+ * what Python has made of the rest of them, or NULL. */
+static PyObject* make_messages(Calls* self, Sending* sending, PyObject* const* given) {
+    const Exchange* exchange = sending->exchange;
+    PyObject *epochs = self->contexts[exchange->context].epochs, *numbers[MOST] = {NULL};
+    if (is_due(self)) Py_RETURN_FALSE;
+    int ready = is_ready(self);
+    if (ready == 1) ready = is_free(self, exchange->context);
+    if (ready == 1) ready = count_on(self, sending, epochs, numbers);
+    int made = ready == 1 ? run_messages(self, sending, epochs, numbers) : 0;
+    for (int k = 0; k < exchange->nmessages; k++) Py_XDECREF(numbers[k]);
+    if (ready < 0 || made < 0) return NULL;
+    if (ready == 0) Py_RETURN_FALSE;
+    if (made) Py_RETURN_TRUE;
+    return go_on(self, sending, given);
+}
