@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from ctypes import addressof, c_char
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ringcoll.arguments.buffers import Array, host_view
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from ringcoll.views import view_of
+from ringcoll.views import Extent, address_of, view_of
 
 Reader = Callable[[Any], Array | None]
 """A view that keeps the memory alive; None where the checks of a call are to say more."""
@@ -31,6 +32,11 @@ class HostArrays:
 
     def pair(self, first: Any, second: Any) -> tuple[Any, Any]:
         """The views of a call's two buffers, one view where both are one object."""
+        for buffer in (first, second):
+            if buffer.__class__ is not np.ndarray and buffer is not None:
+                break
+        else:  # saves two calls
+            return first, second
         view = self.view(first)
         return view, view if second is first else self.view(second)
 
@@ -97,3 +103,27 @@ def _torch_reader(torch: Any) -> Reader:
         return view_of(storage, pointer, nbytes, numpy)
 
     return read
+
+
+NOTHING = 0, 0, None, None
+
+
+def read(buffer: Any) -> tuple[int, int, Any, bool | None] | None:
+    """Address, size and type of a numpy array, and whether it is writable; None: another kind."""
+    if buffer is None:
+        return NOTHING
+    if type(buffer) is not np.ndarray:
+        return None
+    flags = buffer.flags
+    if not flags.c_contiguous:
+        return None
+    try:
+        at = addressof(c_char.from_buffer(buffer))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # the common case above saves a call
+        at = address_of(buffer)
+    return at, buffer.size, buffer.dtype, flags.writeable
+
+
+def extent_of(buffer: Any) -> Extent:
+    """Where an array that was read lies."""
+    return (0, 0) if buffer is None else (address_of(buffer), buffer.nbytes)

@@ -47,7 +47,7 @@ def test_what_comes_is_what_ranks_in_python_get(ranks, nranks):
 
 def test_messages_that_wait_are_handed_over_and_the_next_ones_are_compiled_again(healthy):
     for verdict in healthy("late").verdicts.values():
-        assert verdict["seen"] == [True] * 6
+        assert verdict["seen"] == [True] * 12
         assert (verdict["handed over"] > 0) == verdict["compiled"]
         assert (verdict["more"] > 0) == verdict["compiled"]
 
@@ -123,12 +123,12 @@ def test_messages_that_are_none_are_refused(what):
     )
     call: tuple = "send", (1, None, None), {}, nothing, (np.dtype("f4"), 2, True), None
     with pytest.raises((ValueError, IndexError)):
-        calls.add_exchange(0, *call, (WRONG[what],), ())
+        calls.add_exchange(0, False, *call, (WRONG[what],), ())
     with pytest.raises(ValueError, match="no such context"):
-        calls.add_exchange(2, *call, (RIGHT,), ())
+        calls.add_exchange(2, False, *call, (RIGHT,), ())
     with pytest.raises(ValueError, match="too few messages"):
-        calls.add_exchange(0, *call, (), ())
-    calls.add_exchange(0, *call, (RIGHT,), ())
+        calls.add_exchange(0, False, *call, (), ())
+    calls.add_exchange(0, False, *call, (RIGHT,), ())
     assert calls.exchange(0, "send", np.ones(3, "f4"), None, (1, None, None), {}, None) is False
     with pytest.raises(TypeError, match="wanted context, name"):
         calls.exchange(0, "send")

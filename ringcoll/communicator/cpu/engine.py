@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_char
 from typing import Any, cast
 
 import numpy as np
 
 from ringcoll.arguments.calls import Call
-from ringcoll.arguments.host_arrays import HostArrays
+from ringcoll.arguments.host_arrays import NOTHING, HostArrays, extent_of, read
 from ringcoll.arguments.vector import VCall
 from ringcoll.bounded import Seen, evict
 from ringcoll.communicator.call_cache import (
@@ -33,7 +32,7 @@ from ringcoll.communicator.engine import Check, Engine, check_tag
 from ringcoll.communicator.failures import explained, more_frames
 from ringcoll.communicator.group import current, of_thread, open_groups
 from ringcoll.communicator.rank import RankState
-from ringcoll.communicator.work import Work
+from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given, LaunchRequest
@@ -42,7 +41,6 @@ from ringcoll.executors.cpu.small_calls import Sending, SmallCalls, fits, is_wan
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.shared_state import MESSAGES, VECTOR
 from ringcoll.options import take_seconds
-from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]
 
@@ -98,11 +96,11 @@ class CpuEngine(Engine):
                     sys.setrecursionlimit(limit)
         found: tuple[Any, Given] | None = None
         key = checked = None
-        sent = _read(sendbuf)
-        received = _NOTHING if recvbuf is None else _read(recvbuf)
+        sent = read(sendbuf)
+        received = NOTHING if recvbuf is None else read(recvbuf)
         if sent is None or received is None:
             sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
-            sent, received = _read(sendbuf), _read(recvbuf)
+            sent, received = read(sendbuf), read(recvbuf)
         if sent is not None and received is not None:
             first, sends, kind, free = sent
             second, receives, other, to_write = received
@@ -172,7 +170,7 @@ class CpuEngine(Engine):
             once = bool(call.counts) and not self._seen.often(key)
             if key is None or once or can_change(*arguments, *how.values()):
                 return self._once(call, config, later=later, alive=buffers, seconds=seconds)
-            extents = _extent(sendbuf), _extent(recvbuf)
+            extents = extent_of(sendbuf), extent_of(recvbuf)
             found = self.calls.add(key, call, config, *extents, key[0])
         request = LaunchRequest(found[0], addresses=found[1], seconds=seconds)
         return self._issue([request], later=later, alive=buffers)
@@ -209,10 +207,14 @@ class CpuEngine(Engine):
             return super().message(name, sendbuf, dest, recvbuf, source, exact, how)
         seconds = take_seconds(how) if "timeout" in how else None
         small, given = self._small, (dest, source, exact)
-        if small is not None and "async_op" not in how:
-            sendbuf, recvbuf = buffers = self._numpy(sendbuf, recvbuf)
-            if self._exchange(MESSAGES, name, buffers, given, how, seconds):
-                return None
+        if small is not None:
+            sendbuf, recvbuf = buffers = self._arrays.pair(sendbuf, recvbuf)
+            made = self._exchange(MESSAGES, name, buffers, given, how, seconds)
+            if made is True:
+                received = None if recvbuf is None else recvbuf.size
+                return self._ended(name, source, received) if how.get("async_op") else None
+            if made:
+                return made
         ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
         key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
         if kept is None:
@@ -223,7 +225,7 @@ class CpuEngine(Engine):
             return self.pairs(name, calls, how, buffers, key, seconds)
         timeout = kept.timeout if seconds is None else seconds
         work = self._post(kept.on(*buffers), timeout, name, buffers, later=kept.later)
-        if small is not None and not kept.later and kept.taken != small.whole:
+        if small is not None and kept.taken != small.whole:
             small.add_exchange(MESSAGES, kept, (name, *buffers, given, how))
         return work
 
@@ -281,7 +283,7 @@ class CpuEngine(Engine):
         seconds = take_seconds(how) if "timeout" in how else None
         small, given = self._small, comparable(arguments)
         if small is not None and "async_op" not in how:
-            sendbuf, recvbuf = buffers = self._numpy(sendbuf, recvbuf)
+            sendbuf, recvbuf = buffers = self._arrays.pair(sendbuf, recvbuf)
             if self._exchange(VECTOR, name, buffers, given, how, seconds):
                 return None
         key, kept, alive = self._find(name, given, sendbuf, recvbuf, how)
@@ -314,26 +316,39 @@ class CpuEngine(Engine):
         given: Any,
         how: dict[str, Any],
         seconds: float | None,
-    ) -> bool:
-        """Let the compiled part make sends and receives that it knows; whether it has."""
-        small, state = self._small, self._state
-        if small is None:
+    ) -> MessageWork | bool:
+        """Let the compiled part make sends and receives that it knows; whether it has.
+
+        Of a call that nobody waits for, what has not ended at once.
+        """
+        small, progress = self._small, self._state.progress
+        if small is None or progress is None:
             return False
+        later = how and how.get("async_op") is True
+        if later and progress._thread is None:
+            progress._wake()  # first: where no thread is left, nothing is posted
         try:
-            made = small.exchange(context, name, *buffers, given, how, seconds)
-            if made and made is not True and state.progress is not None:
-                state.progress.end(made)
+            made: MessageWork | bool = small.exchange(context, name, *buffers, given, how, seconds)
+            if isinstance(made, MessageWork):
+                if later:
+                    progress._wake()
+                    return made
+                progress.end(made)
         except BaseException:
-            state.quarantine(buffers)
+            self._state.quarantine(buffers)
             raise
         return bool(made)
 
-    def _numpy(self, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
-        """Numpy's views of other libraries' arrays."""
-        for array in (sendbuf, recvbuf):
-            if array.__class__ is not np.ndarray and array is not None:
-                return self._arrays.pair(sendbuf, recvbuf)
-        return sendbuf, recvbuf
+    def _ended(self, name: str, source: Any, received: int | None) -> MessageWork | None:
+        """The work of messages that ended at once; ``received``: how many elements came."""
+        progress = self._state.progress
+        if progress is None:
+            return None
+        work = MessageWork(progress, self._state, name, 0)
+        if received is not None:
+            work._source, work._count = source, received
+        work._end()
+        return work
 
     @explained
     def _first_exchange(
@@ -366,10 +381,10 @@ class CpuEngine(Engine):
         The key is None where none can be kept; of other libraries' arrays these are the views.
         """
         key: object = None
-        sent, received = _read(sendbuf), _read(recvbuf)
+        sent, received = read(sendbuf), read(recvbuf)
         if sent is None or received is None:
             sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
-            sent, received = _read(sendbuf), _read(recvbuf)
+            sent, received = read(sendbuf), read(recvbuf)
         if sent is not None and received is not None and of_thread.group is None:
             (first, *sends), (second, *receives) = sent, received
             extents = (first, first and sendbuf.nbytes), (second, second and recvbuf.nbytes)
@@ -460,27 +475,3 @@ class CpuEngine(Engine):
             except BaseException:
                 self._state.quarantine(alive)
                 raise
-
-
-_NOTHING = 0, 0, None, None
-
-
-def _read(buffer: Any) -> tuple[int, int, Any, bool | None] | None:
-    """Address, size and type of a numpy array, and whether it is writable; None: another kind."""
-    if buffer is None:
-        return _NOTHING
-    if type(buffer) is not np.ndarray:
-        return None
-    flags = buffer.flags
-    if not flags.c_contiguous:
-        return None
-    try:
-        at = addressof(c_char.from_buffer(buffer))  # type: ignore[arg-type]
-    except (TypeError, ValueError, BufferError):  # the common case above saves a call
-        at = address_of(buffer)
-    return at, buffer.size, buffer.dtype, flags.writeable
-
-
-def _extent(buffer: Any) -> Extent:
-    """Where an array that was read lies."""
-    return (0, 0) if buffer is None else (address_of(buffer), buffer.nbytes)

@@ -9,6 +9,8 @@ from ringcoll.communicator.work import MessageWork
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.pair_calls import ActivePairCall
 
+PASSED = "a deadline that is no error here"
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:

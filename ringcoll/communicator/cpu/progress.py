@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from ringcoll import log
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.message_thread import DEFER_BYTES, DEFER_SECONDS, MessageThread
-from ringcoll.communicator.cpu.posted import Envelope, Posted
+from ringcoll.communicator.cpu.posted import PASSED, Envelope, Posted
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
 from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.errors import (
@@ -44,9 +44,6 @@ from ringcoll.executors.point_to_point import Pairs
 if TYPE_CHECKING:
     from ringcoll.communicator.cpu.exchange import Exchange
     from ringcoll.communicator.rank import RankState
-
-
-PASSED = "a deadline that is no error here"
 
 
 class Progress(MessageThread):
@@ -205,21 +202,24 @@ class Progress(MessageThread):
         halves: Sequence[tuple[int, bool]],
         seconds: float | None,
         name: str,
-    ) -> MessageWork | bool:
+    ) -> MessageWork:
         """Queue what the compiled part has entered and could not end, while it has the lock.
 
-        ``halves`` are the epochs of the messages, and whether they have ended; ``seconds`` is a
-        timeout of the call's own. True where nothing is left to wait for.
+        ``halves``: their epochs, and whether they have ended; ``seconds``: the call's own timeout.
         """
-        timeout = kept.seconds(seconds, self.fabric)
+        calls, timeout = kept.messages_on(sendbuf, recvbuf), kept.seconds(seconds, self.fabric)
         try:
-            left = self.pairs.resume(kept.messages_on(sendbuf, recvbuf), halves, timeout)
-            work = MessageWork(self, self.state, name, len(left))
+            work = MessageWork(self, self.state, name, len(calls))
+            left = self.pairs.resume(calls, halves, timeout)
+            under_way = {id(half.call) for half in left}
+            for call in calls:
+                if id(call) not in under_way:
+                    work._ended(call)
             self._queue(left, work, (sendbuf, recvbuf))
         except BaseException as error:  # peers have seen hellos
             self.state.fail(error, begun=True)
             raise
-        return work if left else True
+        return work
 
     def drive(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
         """Move messages until ``until()``, which must be cheap; False after ``timeout`` seconds."""

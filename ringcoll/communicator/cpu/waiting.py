@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from ringcoll.communicator.cpu.progress import PASSED, Progress
+from ringcoll.communicator.cpu.posted import PASSED
+from ringcoll.communicator.cpu.progress import Progress
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.contract import Executor, PairExecutor
 from ringcoll.fabric import Fabric

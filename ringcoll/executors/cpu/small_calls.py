@@ -254,7 +254,8 @@ class SmallCalls:
                 self.clear()
             self._size += 1
             arrays = _kind(sendbuf, 1), _kind(recvbuf, 1)
-            self._calls.add_exchange(context, name, ends, dict(how), kept, *arrays, *found)
+            shape = name, ends, dict(how)
+            self._calls.add_exchange(context, kept.later, *shape, kept, *arrays, *found)
         kept.taken = self.whole
 
 

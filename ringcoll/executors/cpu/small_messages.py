@@ -25,6 +25,7 @@ class Kept(Protocol):
     """What is asked of kept sends and receives."""
 
     calls: Sequence[tuple[Call, _Piece, _Piece]]
+    later: bool
     taken: int
 
 

@@ -22,20 +22,25 @@ def perform_one(comm, name, counts, send, recv, **how):
     """Make a call, and give what it has written; ``counts`` are by sender and receiver."""
     n, rank = comm.nranks, comm.rank
     right, left, root = (rank + 1) % n, (rank - 1) % n, counts[0][0] % n
+    work = None
     if name == "sendrecv":
-        comm.sendrecv(send, right, recv, left, **how)
+        work = comm.sendrecv(send, right, recv, left, **how)
     elif name == "send":  # from even ranks to odd ones
         if rank % 2 == 0 and rank + 1 < n:
-            comm.send(send, rank + 1, **how)
+            work = comm.send(send, rank + 1, **how)
         elif rank % 2:
-            comm.recv(recv, rank - 1, **how)
+            work = comm.recv(recv, rank - 1, **how)
     elif name == "all_to_all_v":
-        comm.all_to_all_v(send, counts[rank], recv, [row[rank] for row in counts], **how)
+        work = comm.all_to_all_v(send, counts[rank], recv, [row[rank] for row in counts], **how)
     elif name == "gather_v":
-        comm.gather_v(send, recv if rank == root else None, counts[0], root=root, **how)
+        work = comm.gather_v(send, recv if rank == root else None, counts[0], root=root, **how)
     else:
-        comm.scatter_v(send if rank == root else None, recv, counts[0], root=root, **how)
-    return b"" if recv is None else recv.tobytes()
+        work = comm.scatter_v(send if rank == root else None, recv, counts[0], root=root, **how)
+    said: tuple = ()
+    if work is not None:
+        work.wait()
+        said = work.source, work.count, work.done(), work.exception()
+    return recv.tobytes(), said
 
 
 def sizes(name, counts, rank):
@@ -60,7 +65,7 @@ def alike() -> dict:
         kind = KINDS[shared.integers(len(KINDS))]
         least = int(shared.integers(2)) if name.endswith("_v") else 1
         counts = shared.integers(least, (4, 90, 500)[shared.integers(3)], (n, n)).tolist()
-        how = ({}, {}, {"timeout": 30}, {"tag": "mine"})[shared.integers(4)]
+        how = ({}, {}, {"timeout": 30}, {"tag": "mine"}, {"async_op": True})[shared.integers(5)]
         offset = int((0, 0, 4, 16, 3)[shared.integers(5)])
         sends, receives = sizes(name, counts, rank)
         for repeat in range(7):
@@ -99,9 +104,11 @@ def late() -> dict:
     sent, got = np.empty(4 * comm.nranks, "f4"), np.empty(4 * comm.nranks, "f4")
     for _ in range(6):
         comm.all_to_all_v(sent, counts, got, counts)
-    for turn in range(6):
+    for turn in range(12):
+        for _ in range(2):  # one of which looks, in Python, at who has died
+            ring(comm, x, y)
         if turn % comm.nranks == comm.rank:
-            time.sleep(0.05)
+            time.sleep(0.01)
         x[:], sent[:] = comm.rank + turn, comm.rank - turn
         ring(comm, x, y)
         comm.all_to_all_v(sent, counts, got, counts)
@@ -211,6 +218,11 @@ def beside() -> dict:
         ring(comm, x, second)
         pending.wait()
         seen.append((first[0], second[0]) == (left + turn, left + turn + 100))
+        pending = comm.send(x, right, async_op=True)
+        received = comm.recv(second, left, async_op=True)
+        received.wait()
+        pending.wait()
+        seen.append((received.source, received.count, second[0]) == (left, 10, x[0] - rank + left))
         comm.send(x[:4], right)
         comm.recv(y, ringcoll.ANY if n == 2 else left, exact=False)
         seen.append(y[:4].tolist() == [left + turn + 100] * 4)

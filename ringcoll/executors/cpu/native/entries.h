@@ -283,9 +283,9 @@ static PyObject* calls_add_exchange(Calls* self, PyObject* given) {
     if (exchange == NULL) return PyErr_NoMemory();
     PyObject *name, *ends, *how, *kept, *buffers[2], *messages, *copies;
     exchange->refs = 1;
-    if (!PyArg_ParseTuple(given, "iOOO!OOOO!O!", &exchange->context, &name, &ends, &PyDict_Type,
-                          &how, &kept, &buffers[0], &buffers[1], &PyTuple_Type, &messages,
-                          &PyTuple_Type, &copies)) {
+    if (!PyArg_ParseTuple(given, "ipOOO!OOOO!O!", &exchange->context, &exchange->later, &name,
+                          &ends, &PyDict_Type, &how, &kept, &buffers[0], &buffers[1], &PyTuple_Type,
+                          &messages, &PyTuple_Type, &copies)) {
         drop_exchange(exchange);
         return NULL;
     }

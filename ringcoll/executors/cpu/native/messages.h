@@ -40,13 +40,21 @@ static bool find_exchange(const Calls* self, long context, PyObject* const* give
     return false;
 }
 
-/* Whether no message of the rank is under way that others could not overtake. */
-static int is_free(const Calls* self, int context) {
-    int untraced = is(self->contexts[context].pairs, s_trace, Py_None);
-    if (untraced != 1 || context == VECTOR) return untraced;
-    long long pending = count_of(self->owned[PROGRESS], s__pending);
-    if (pending != 0) return pending < 0 ? -1 : 0;
-    return is(self->owned[PROGRESS], s__closing, Py_False);
+/* Whether no message is under way that comes before these: 1, 0, or -1 with an exception. */
+static int is_free(const Calls* self, const Exchange* exchange) {
+    int free = is(self->contexts[exchange->context].pairs, s_trace, Py_None);
+    if (free != 1 || exchange->context == VECTOR) return free;
+    free = is(self->owned[PROGRESS], s__closing, Py_False);
+    if (free != 1) return free;
+    PyObject* held = PyObject_GetAttr(self->owned[PROGRESS], s__held);
+    PyObject* queues = PyObject_GetAttr(self->owned[PROGRESS], s__queues);
+    free = held == NULL || queues == NULL ? -1 : PyObject_Not(held);
+    for (int k = 0; free == 1 && k < exchange->nmessages; k++) {
+        int queued = PyDict_Contains(queues, exchange->messages[k].pair);
+        free = queued < 0 ? -1 : !queued;
+    }
+    Py_XDECREF(held), Py_XDECREF(queues);
+    return free;
 }
 
 /* Count a pair's epoch on, and publish the hello, the entered word last, as Pairs.enter does. */
@@ -156,7 +164,7 @@ static int run_messages(const Calls* self, Sending* sending, PyObject* epochs, P
         memcpy(sending->bases[copy->to] + copy->destination,
                sending->bases[copy->from] + copy->source, (size_t)copy->nbytes);
     }
-    if (sending->left && !all_moved(self, sending)) return 0;
+    if (sending->left && (exchange->later || !all_moved(self, sending))) return 0;
     for (int k = 0; k < exchange->nmessages; k++) /* a receiver has had the hello before */
         if (exchange->messages[k].sends &&
             differs(self, &exchange->messages[k], sending->epochs[k]))
@@ -190,7 +198,7 @@ static PyObject* make_messages(Calls* self, Sending* sending, PyObject* const* g
     PyObject *epochs = self->contexts[exchange->context].epochs, *numbers[MOST] = {NULL};
     if (is_due(self)) Py_RETURN_FALSE;
     int ready = is_ready(self);
-    if (ready == 1) ready = is_free(self, exchange->context);
+    if (ready == 1) ready = is_free(self, exchange);
     if (ready == 1) ready = count_on(self, sending, epochs, numbers);
     int made = ready == 1 ? run_messages(self, sending, epochs, numbers) : 0;
     for (int k = 0; k < exchange->nmessages; k++) Py_XDECREF(numbers[k]);

@@ -113,8 +113,8 @@ typedef struct Exchange {
     struct Exchange* next;
     int refs;
     Shape shape;
-    PyObject* kept; /* the Exchange of Python */
-    int context, nmessages, ncopies;
+    PyObject* kept;                         /* the Exchange of Python */
+    int context, later, nmessages, ncopies; /* later: nobody waits for it in the call */
     Message* messages;
     Copy* copies;
 } Exchange;
@@ -158,7 +158,7 @@ typedef struct {
 #define NAMES(X)                                                                                   \
     X(closed) X(inherited) X(broken) X(_worker) X(_last) X(ended) X(_failed) X(progress) X(left)   \
     X(running) X(trace) X(uncompared) X(known) X(epoch) X(entered) X(_ended) X(signature) X(timeout)  \
-    X(_pending) X(_closing)
+    X(_held) X(_queues) X(_closing)
 /* clang-format on */
 
 #define DECLARE(name) static PyObject* s_##name;
