@@ -32,6 +32,8 @@ HEALTHY = (
     "ahead",
     "replaced",
     "traced",
+    "later",
+    "later_errors",
 )
 """Scenarios after which the ranks are still healthy: one start runs them all."""
 
@@ -154,6 +156,23 @@ def test_errors_show_calls_whose_texts_had_been_replaced(healthy):
         assert "gone" not in verdict["error"]
 
 
+def test_asynchronous_calls_keep_their_order_and_end(healthy):
+    for verdict in healthy("later").verdicts.values():
+        assert verdict["seen"] == [True] * len(verdict["seen"])
+        assert verdict["shown"].startswith("<ringcoll.Work all_reduce count=10 dtype=float32")
+        assert (verdict["made"] > 60) == verdict["compiled"]
+        assert (verdict["handed over"] > 0) == verdict["compiled"]
+
+
+def test_asynchronous_calls_raise_where_they_are_waited_for(healthy):
+    verdicts = healthy("later_errors").verdicts
+    for verdict in verdicts.values():
+        assert re.match(r"MismatchError: .*they differ in count: 1[01] on rank", verdict["count"])
+    for rank in (0, 2):
+        assert re.match(r"DeadlineError: .*waited 0\.3 s for rank 1", verdicts[rank]["late"])
+        assert verdicts[rank]["aborted"].startswith("AbortedError: ")
+
+
 def test_executed_rows_are_traced(healthy):
     for verdict in healthy("traced").verdicts.values():
         assert verdict["rows"] == [verdict["rows"][0]] * 8
@@ -197,7 +216,7 @@ def test_rows_that_are_none_are_refused(what):
     nothing = object()
     context: tuple = nothing, nothing, nothing, {}, nothing
     calls = small_calls._small_calls.Calls(
-        *(nothing, nothing, nothing, set(), nothing, [0], nothing, (context, context)),
+        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, (context, context)),
         *(words, (words, words), 0, 4, 4, 0, (8, 16, 24, 32)),
     )
     call: tuple = ("all_reduce", "sum", 0, {}, 9.0, None, None, HERE, HERE, *[True] * 4, *[1] * 3)

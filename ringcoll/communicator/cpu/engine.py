@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -78,22 +78,24 @@ class CpuEngine(Engine):
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and run it."""
         seconds = take_seconds(how) if "timeout" in how else None
-        small = self._small
-        if how and "async_op" in how:
-            small = None  # the compiled part waits
-        if small is not None:
+        small, later = self._small, bool(how) and "async_op" in how
+        if small is not None and not later:
             if sendbuf.__class__ is not np.ndarray and sendbuf is not None:
                 sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
             try:
                 if small.make(name, sendbuf, recvbuf, op, root, how, seconds):
                     return None
             except BaseException as error:
-                self._state.quarantine((sendbuf, recvbuf))
-                limit = more_frames(error)
-                try:
-                    self._state.raise_settled(error)
-                finally:
-                    sys.setrecursionlimit(limit)
+                self._raise(error, (sendbuf, recvbuf))
+        elif small is not None and how.get("async_op") is True and self._state._worker is not None:
+            sendbuf, recvbuf = alive = self._arrays.pair(sendbuf, recvbuf)
+            plain = {option: how[option] for option in how if option != "async_op"}
+            try:
+                started = small.start(name, sendbuf, recvbuf, op, root, plain, seconds)
+            except BaseException as error:
+                self._raise(error, alive)
+            if started is not None:
+                return self._state.submit_started(started, alive)
         found: tuple[Any, Given] | None = None
         key = checked = None
         sent = read(sendbuf)
@@ -127,7 +129,14 @@ class CpuEngine(Engine):
             return self._first_call(kept, name, check, arguments, buffers, how, seconds)
         state = self._state
         if how.get("async_op"):  # equal options have been checked
-            return self._later(*found, seconds, (sendbuf, recvbuf))
+            if small is not None and second and second == first:
+                checked = self.calls.checked((key, 0))
+            after = None
+            if small is not None and checked is not None and checked.taken != small.whole:
+                plain = {option: how[option] for option in how if option != "async_op"}
+                call = name, sendbuf, recvbuf, op, root, plain
+                after = functools.partial(small.add, checked, found[0], call)
+            return self._later(*found, seconds, (sendbuf, recvbuf), after)
         progress, worker = state.progress, state._worker
         idle = worker is None or (worker._last.ended and not worker._failed)
         if not idle or progress is None or progress._failed is not None:
@@ -138,12 +147,21 @@ class CpuEngine(Engine):
             except BaseException:
                 state.quarantine((sendbuf, recvbuf))
                 raise
-            if small is not None:  # before another thread gives the call other arrays
+            if small is not None and not later:  # before another thread gives it other arrays
                 if second and second == first:
                     checked = self.calls.checked((key, 0))
                 if checked is not None and checked.taken != small.whole:
                     small.add(checked, found[0], (name, sendbuf, recvbuf, op, root, how))
         return None
+
+    def _raise(self, error: BaseException, alive: tuple[object, ...]) -> NoReturn:
+        """Raise the error of a call that the compiled part has begun, once it is settled."""
+        self._state.quarantine(alive)
+        limit = more_frames(error)
+        try:
+            self._state.raise_settled(error)
+        finally:
+            sys.setrecursionlimit(limit)
 
     @explained
     def _first_call(
@@ -182,9 +200,10 @@ class CpuEngine(Engine):
         given: Given | None,
         seconds: float | None,
         alive: tuple[object, ...],
+        after: Callable[[], None] | None = None,
     ) -> Work | None:
         """A prepared call that returns before it has ended; ``seconds``: its own timeout."""
-        return self._state.submit_prepared(prepared, given, seconds, alive)
+        return self._state.submit_prepared(prepared, given, seconds, alive, after)
 
     def _once(
         self,

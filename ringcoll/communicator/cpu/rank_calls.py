@@ -23,7 +23,8 @@ from ringcoll.errors import ArgumentError, Error, UsageError
 from ringcoll.executors.binding import TraceEntry
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cpu.cpu_call import CpuCall
-from ringcoll.executors.drive import drive
+from ringcoll.executors.cpu.small_calls import Started
+from ringcoll.executors.drive import Task, drive
 from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
 from ringcoll.plan import Buffer
@@ -171,15 +172,30 @@ class RankCalls(RankErrors):
         given: Given | None,
         seconds: float | None,
         alive: tuple[object, ...],
+        after: Callable[[], None] | None = None,
     ) -> Work:
-        """Run a prepared call on a thread that waits for it, or on the worker."""
+        """Run a prepared call on a thread that waits for it, or on the worker.
+
+        ``after`` is called once it has ended well, while no other call runs.
+        """
         worker = self._ready_worker()
-        call = AsyncCollective(self, prepared, given, seconds, alive)
+        call = AsyncCollective(self, self._host.one_task(prepared, given, seconds), alive, after)
         name = prepared.shown_on(given)
         fabric = self.fabric
         if fabric.threads or fabric.nodes or prepared.call.nbytes >= DEFER_BYTES:
             return worker.submit(call, alive, name)
         return worker.submit_deferred(call, alive, name)
+
+    def submit_started(self, started: Started, alive: tuple[object, ...]) -> Work:
+        """The work of a call that the compiled part has entered, and perhaps ended."""
+        active, given, rest = started
+        name = active.prepared.shown_on(given)
+        if rest is None:
+            work = Work(name)
+            work._end()
+            return work
+        call = AsyncCollective(self, rest, alive)
+        return self._ready_worker().submit_deferred(call, alive, name, begun=True)
 
     def _ready_worker(self) -> Worker:
         self.usable()
@@ -221,6 +237,8 @@ class RankCalls(RankErrors):
                 else:
                     drive([task], host.idle)
                 call.ended = True
+                if call.after is not None:
+                    call.after()
             except BaseException as error:
                 if call.ended:  # by a handler, which may have released the memory waited for
                     if self.closed and isinstance(error, (Error, ValueError)):
@@ -299,13 +317,12 @@ class AsyncCollective(DeferredCall):
     def __init__(
         self,
         state: RankCalls,
-        prepared: CpuCall,
-        given: Given | None,
-        seconds: float | None,
+        task: Task,
         alive: tuple[object, ...],
+        after: Callable[[], None] | None = None,
     ) -> None:
-        self._state, self.alive = state, alive
-        self.task: Any = state._host.one_task(prepared, given, seconds)
+        self._state, self.alive, self.after = state, alive, after
+        self.task: Any = task
 
     def __call__(self) -> None:
         """Run the call, or go on with it."""

@@ -81,13 +81,21 @@ class Worker:
         self.hurry()
         return work
 
-    def submit_deferred(self, call: DeferredCall, alive: object = None, name: str = "") -> Work:
-        """The same, but a thread that waits for the call may run it."""
+    def submit_deferred(
+        self, call: DeferredCall, alive: object = None, name: str = "", *, begun: bool = False
+    ) -> Work:
+        """The same, but a thread that waits for the call may run it.
+
+        ``begun``: peers have seen it already, so that :meth:`close` lets it end.
+        """
         work = DeferredWork(name)
         work._worker = self
         if self._last.ended:
             self._due = time.monotonic() + DEFER_SECONDS
-        self._put([work, call, alive])
+        item = [work, call, alive]
+        self._put(item)
+        if begun:
+            self._begun = item
         if self._asleep:
             self._ring()
         return work

@@ -159,13 +159,21 @@ class CpuExecutor(CallEntries):
 
     def resume(self, active: ActiveCall, given: Given, row: int) -> None:
         """Go on with a call that the compiled part has entered, from a row of its only lane."""
+        for pause in self._rest(active, given, row):
+            self.idle(pause.ready)
+
+    def rest(self, active: ActiveCall, given: Given, row: int) -> Task:
+        """The same for whoever waits for it; until it has ended the next call begins with it."""
+        self.left = task = self._rest(active, given, row)
+        return task
+
+    def _rest(self, active: ActiveCall, given: Given, row: int) -> Task:
         prepared, fabric = active.prepared, self.fabric
         if given != prepared.given:
             prepared.move_to(given)
         (lane,), base = self.bind(active).lanes, active.epoch << 32
         rest = itertools.islice(lane, row, None)
-        for pause in row_steps(rest, base, fabric.notify, fabric.fence, fabric.spins):
-            self.idle(pause.ready)
+        yield from row_steps(rest, base, fabric.notify, fabric.fence, fabric.spins)
         self.finish(active)
 
     def task(self, calls: Sequence[LaunchRequest]) -> Task:

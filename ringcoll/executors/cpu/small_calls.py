@@ -17,16 +17,18 @@ import numpy as np
 
 from ringcoll.errors import MachineError
 from ringcoll.executors.binding import Operand, RowArrays, slot_size
+from ringcoll.executors.contract import Given
 from ringcoll.executors.cpu.cpu_call import ActiveCall, BoundRows, CpuCall
 from ringcoll.executors.cpu.executor import CpuExecutor
 from ringcoll.executors.cpu.small_messages import Kept, flags_of, parts_of
+from ringcoll.executors.drive import Task
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.shared_state import Words
 from ringcoll.fabric.poll import AT_ONCE
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 6  # of the compiled part; one that is older than this file is not used
+_INTERFACE = 7  # of the compiled part; one that is older than this file is not used
 
 try:
     _small_calls: Any = importlib.import_module("ringcoll.executors.cpu._small_calls")
@@ -101,6 +103,10 @@ def fits(host: CpuExecutor) -> bool:
     return polls and not alone and host.pacer is None
 
 
+Started = tuple[ActiveCall, Given, Task | None]
+"""A call that has been entered, its addresses and count, and what is left of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sending:
     """What moves the messages of a context: under which lock, and what goes on with those left."""
@@ -130,6 +136,7 @@ class SmallCalls:
             fabric,
             groups,
             host.resume,
+            host.rest,
             shared.record_numbers,
             state.progress,
             tuple(
@@ -150,6 +157,8 @@ class SmallCalls:
 
         False: it is for Python, and nothing of it has begun.
         """
+        self.start: Callable[..., Started | None] = self._calls.start
+        """The same of a call that nobody waits for."""
         self.exchange: Callable[..., Any] = self._calls.exchange
         """Makes known sends and receives: of the context, the arguments, options and timeout.
 

@@ -4,19 +4,19 @@ A scenario returns what its rank has seen. In most of them ranks that have the c
 ranks that do without meet in one communicator.
 """
 
-import functools
 import os
 import sys
 import threading
 import time
-from typing import Any
 
 import ml_dtypes  # noqa: F401  # numpy knows bfloat16 by it
 import numpy as np
 
 import ringcoll
+from tests.processes.programs.compiled import Counted, fresh, is_compiled, mixed, small_of, warm
+from tests.processes.programs.later_calls import later, later_errors
 from tests.processes.programs.odd_calls import CALLS
-from tests.processes.programs.setting import SHORT, die, own_rank, perform
+from tests.processes.programs.setting import SHORT, die, perform
 from tests.processes.programs.verdict import error_of
 
 KINDS = "float32", "float64", "int32", "uint8", "int64", "complex64", "float16", "bfloat16", "bool"
@@ -24,49 +24,6 @@ OPS = "sum", "max", "min", "prod", "avg"
 REDUCING = "all_reduce", "reduce", "reduce_scatter"
 ROOTED = "broadcast", "reduce", "gather", "scatter"
 NAMES = (*REDUCING, "broadcast", "gather", "scatter", "all_gather", "all_to_all", "barrier")
-
-
-def small_of(comm) -> Any:
-    return comm._engine._small
-
-
-class Counted:
-    """A communicator, and how many of its calls the compiled part has made.
-
-    ``handed_over``: of its messages that it has entered, and left to Python.
-    """
-
-    def __init__(self, compiled, timeout=20) -> None:
-        self.comm = ringcoll.init(timeout=timeout, compiled=compiled)
-        self.made = self.handed_over = 0
-        small = small_of(self.comm)
-        assert (small is not None) == bool(compiled)
-        if small is not None:
-            make, exchange = small.make, small.exchange
-
-            def counted(*given):
-                made = make(*given)
-                self.made += made
-                return made
-
-            def counted_exchange(*given):
-                made = exchange(*given)
-                self.made += made is True
-                self.handed_over += made is not True and made is not False
-                return made
-
-            small.make, small.exchange = counted, counted_exchange
-
-
-@functools.cache
-def is_compiled() -> bool:
-    """Whether this rank uses the compiled part; asked before its first ``init``."""
-    return own_rank() % 3 != 1
-
-
-def mixed(timeout=20) -> Counted:
-    """A communicator of ranks with the compiled part and ranks without."""
-    return Counted(is_compiled(), timeout)
 
 
 def values(random, rank, kind, count):
@@ -84,32 +41,24 @@ def values(random, rank, kind, count):
     return found.astype(kind)
 
 
-def fresh(given, offset):
-    """A new array of the same values at an offset in bytes of new memory."""
-    memory = np.empty(given.nbytes + 64, np.uint8)
-    array = memory[offset : offset + given.nbytes].view(given.dtype)
-    array[:] = given
-    return array
-
-
 def perform_one(comm, name, op, root, send, recv, **how):
     """Make a call, and give what it has written."""
     method = getattr(comm, name)
-    if name == "barrier":
-        method(**how)
-        return b""
     if name in REDUCING:
         how["op"] = op
     if name in ROOTED:
         how["root"] = root
-    if name == "broadcast":
-        method(send, **how)
-        return send.tobytes()
-    if recv is None:
-        method(send, **how)
-        return send.tobytes()
-    method(send, recv, **how)
-    return send.tobytes() + recv.tobytes()
+    if name == "barrier":
+        work = method(**how)
+    elif name == "broadcast" or recv is None:
+        work = method(send, **how)
+    else:
+        work = method(send, recv, **how)
+    if work is not None:
+        work.wait()
+    if name == "barrier":
+        return b""
+    return send.tobytes() + (b"" if name == "broadcast" or recv is None else recv.tobytes())
 
 
 def alike() -> dict:
@@ -129,7 +78,8 @@ def alike() -> dict:
         count, root = int(shared.integers(1, (9, 200, 1500)[shared.integers(3)])), 0
         root = int(shared.integers(n)) if name in ROOTED else 0
         in_place = name in ("all_reduce", "reduce", "all_to_all") and shared.integers(2) == 0
-        how = ({}, {}, {"deterministic": True}, {"timeout": 30})[shared.integers(4)]
+        options: tuple = {}, {}, {"deterministic": True}, {"timeout": 30}, {"async_op": True}
+        how = options[shared.integers(5)]
         offset = int((0, 0, 4, 16, 3)[shared.integers(5)])
         spread = n if name in ("reduce_scatter", "scatter", "all_to_all") else 1
         gathered = n if name in ("gather", "all_gather", "all_to_all") else 1
@@ -227,15 +177,6 @@ def traced() -> dict:
         comm.all_reduce(x)
         rows.append(len(comm._state.traced()))
     return {"rows": rows}
-
-
-def warm(comm, count=10, times=6):
-    """An array of a call that the compiled part knows."""
-    x = np.ones(count, "float32")
-    for _ in range(times):
-        x[:] = 1
-        comm.all_reduce(x)
-    return x
 
 
 def late() -> dict:
@@ -438,6 +379,8 @@ SCENARIOS = {
             ahead,
             replaced,
             traced,
+            later,
+            later_errors,
             late,
             unseen,
             disagree,

@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 import ringcoll
+from tests.processes.programs.compiled import Counted, fresh, is_compiled, mixed
 from tests.processes.programs.setting import SHORT, die, perform
-from tests.processes.programs.small_calls import Counted, fresh, is_compiled, mixed
 from tests.processes.programs.verdict import error_of
 
 KINDS = "float32", "float64", "int32", "uint8", "complex64", "float16", "bool"

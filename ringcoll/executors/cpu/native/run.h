@@ -79,8 +79,8 @@ static bool is_due(Calls* self) {
 
 /* -- a call ------------------------------------------------------------------------------------ */
 
-/* Whether a flag has come after some polls and some yields of the core. */
-static bool awaited(const Calls* self, const Flag* flag, uint64_t base) {
+/* Whether a flag has come after some polls and some yields of the core, as many as are given. */
+static bool awaited(const Calls* self, const Flag* flag, uint64_t base, int yields) {
     uint64_t wanted = base + flag->count;
     for (int k = 0; k <= self->spins; k++) {
         if (load(flag->word) >= wanted) return true;
@@ -88,7 +88,7 @@ static bool awaited(const Calls* self, const Flag* flag, uint64_t base) {
         __builtin_ia32_pause();
 #endif
     }
-    for (int k = 0; k < self->yields; k++) {
+    for (int k = 0; k < yields; k++) {
         PyThreadState* thread = PyEval_SaveThread();
         sched_yield();
         PyEval_RestoreThread(thread);
@@ -145,7 +145,7 @@ static int close_last(const Calls* self, uint64_t last) {
     if ((uint64_t)known >= last) return 1;
     for (int rank = 0; rank < self->nranks; rank++) {
         Flag entered = {words_of(self, rank) + self->entered, 0};
-        if (!awaited(self, &entered, last << 32)) return 0;
+        if (!awaited(self, &entered, last << 32, self->yields)) return 0;
     }
     PyObject* uncompared = PyObject_GetAttr(self->owned[HOST], s_uncompared);
     if (uncompared == NULL) return -1;
@@ -166,13 +166,17 @@ static int close_last(const Calls* self, uint64_t last) {
     return failed ? -1 : 1;
 }
 
-/* Let Python go on with a call at a row, to its end. */
-static int hand_over(const Calls* self, const Call* call, PyObject* active, int row) {
-    PyObject* done = PyObject_CallFunction(self->owned[RESUME], "O(nniiL)i", active,
-                                           (Py_ssize_t)call->bases[FIRST],
+/* Let Python go on with a call at a row, to its end; or later, when somebody waits for it. */
+static int hand_over(const Calls* self, Call* call, PyObject* active, int row) {
+    PyObject* rest = PyObject_CallFunction(self->owned[call->later ? REST : RESUME], "O(nniiL)i",
+                                           active, (Py_ssize_t)call->bases[FIRST],
                                            (Py_ssize_t)call->bases[SECOND], 0, 0, call->count, row);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 1;
+    if (rest == NULL) return -1;
+    if (call->later)
+        call->rest = rest;
+    else
+        Py_DECREF(rest);
+    return 1;
 }
 
 /* Publish the hello, the entered word last, as SharedState.enter does. */
@@ -199,14 +203,15 @@ static int enter(const Calls* self, const Call* call, PyObject* active, uint64_t
 }
 
 /* Run the rows of a call from its hello to its end. */
-static int run_rows(const Calls* self, const Call* call, uint64_t epoch, PyObject* number) {
+static int run_rows(const Calls* self, Call* call, uint64_t epoch, PyObject* number) {
     const Half* half = &call->entry->halves[epoch & 1];
     uint64_t base = epoch << 32;
+    call->active = half->active;
     if (enter(self, call, half->active, epoch, number) < 0) return -1;
     for (int at = 0; at < half->nrows; at++) {
         const Row* row = &half->rows[at];
         for (int k = 0; k < row->nwaits; k++)
-            if (!awaited(self, &row->waits[k], base))
+            if (!awaited(self, &row->waits[k], base, call->later ? 0 : self->yields))
                 return hand_over(self, call, half->active, at);
         if (row->nsrcs) move(row, call);
         for (int k = 0; k < row->nsignals; k++)
@@ -221,7 +226,7 @@ static int run_rows(const Calls* self, const Call* call, uint64_t epoch, PyObjec
 }
 
 /* Run a call while this thread has the rank's lock: 1, 0 where Python is to make it, or -1. */
-static int run(Calls* self, const Call* call) {
+static int run(Calls* self, Call* call) {
     long long last = count_of(self->owned[HOST], s_epoch);
     if (last < 0) return -1;
     const Entry* entry = call->entry;

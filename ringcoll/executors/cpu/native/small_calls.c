@@ -101,29 +101,51 @@ static int give_back(Calls* self, int lock) {
 }
 
 /* Run a call if no other thread makes one: as run. */
-static int locked(Calls* self, const Call* call) {
+static int locked(Calls* self, Call* call) {
     int taken = take(self, VECTOR);
     if (taken != 1) return taken;
     int made = run(self, call);
     return give_back(self, VECTOR) < 0 ? -1 : made;
 }
 
+/* Make the call of these arguments, if it is known: 1, 0 or -1; the caller drops its entry. */
+static int make(Calls* self, PyObject* const* given, Py_ssize_t nargs, Call* call) {
+    if (nargs != 7 || !PyDict_CheckExact(given[5])) {
+        PyErr_SetString(PyExc_TypeError,
+                        "wanted name, sendbuf, recvbuf, op, root, a dict and a timeout");
+        return -1;
+    }
+    if (!find(self, given, call)) return 0;
+    call->timeout = given[6] == Py_None ? call->entry->timeout : given[6];
+    return PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : locked(self, call);
+}
+
 /* (name, sendbuf, recvbuf, op, root, options, timeout or None) -> whether the call was made. */
 static PyObject* calls_call(PyObject* object, PyObject* const* given, size_t nargsf,
                             PyObject* keywords) {
     Calls* self = (Calls*)object;
-    if (PyVectorcall_NARGS(nargsf) != 7 || keywords != NULL || !PyDict_CheckExact(given[5])) {
-        PyErr_SetString(PyExc_TypeError,
-                        "wanted name, sendbuf, recvbuf, op, root, a dict and a timeout");
-        return NULL;
-    }
-    Call call;
-    if (!find(self, given, &call)) Py_RETURN_FALSE;
-    call.timeout = given[6] == Py_None ? call.entry->timeout : given[6];
-    int made = PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : locked(self, &call);
-    drop(call.entry);
+    Call call = {NULL};
+    int made = make(self, given, keywords == NULL ? PyVectorcall_NARGS(nargsf) : -1, &call);
+    if (call.entry != NULL) drop(call.entry);
     let_go(self);
     return made < 0 ? NULL : PyBool_FromLong(made);
+}
+
+/* The same of a call that nobody waits for -> None, where Python is to make it, or its ActiveCall,
+ * its addresses and count, and None or what is left of it. */
+static PyObject* calls_start(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
+    Call call = {.later = true};
+    int made = make(self, given, nargs, &call);
+    PyObject* started = made < 0 ? NULL : Py_NewRef(Py_None);
+    if (made == 1) {
+        PyObject* rest = call.rest == NULL ? Py_None : call.rest;
+        Py_SETREF(started, Py_BuildValue("O(nniiL)O", call.active, (Py_ssize_t)call.bases[FIRST],
+                                         (Py_ssize_t)call.bases[SECOND], 0, 0, call.count, rest));
+    }
+    Py_XDECREF(call.rest);
+    if (call.entry != NULL) drop(call.entry);
+    let_go(self);
+    return started;
 }
 
 /* (context, name, sendbuf, recvbuf, ends or counts, options, timeout or None) -> whether the
@@ -179,11 +201,11 @@ static PyObject* calls_new(PyTypeObject* type, PyObject* given, PyObject* Py_UNU
     PyObject *owned[OWNED], *contexts[CONTEXTS], *alarm, *words;
     int rank, spins, yields;
     Py_ssize_t entered, signatures[SLOTS];
-    if (!PyArg_ParseTuple(given, "OOOO!OO!O(OO)OO!iiin(nnnn)", &owned[STATE], &owned[HOST],
-                          &owned[FABRIC], &PySet_Type, &owned[GROUPS], &owned[RESUME], &PyList_Type,
-                          &owned[NUMBERS], &owned[PROGRESS], &contexts[MESSAGES], &contexts[VECTOR],
-                          &alarm, &PyTuple_Type, &words, &rank, &spins, &yields, &entered,
-                          &signatures[0], &signatures[1], &signatures[2], &signatures[3]))
+    if (!PyArg_ParseTuple(given, "OOOO!OOO!O(OO)OO!iiin(nnnn)", &owned[STATE], &owned[HOST],
+                          &owned[FABRIC], &PySet_Type, &owned[GROUPS], &owned[RESUME], &owned[REST],
+                          &PyList_Type, &owned[NUMBERS], &owned[PROGRESS], &contexts[MESSAGES],
+                          &contexts[VECTOR], &alarm, &PyTuple_Type, &words, &rank, &spins, &yields,
+                          &entered, &signatures[0], &signatures[1], &signatures[2], &signatures[3]))
         return NULL;
     Calls* self = (Calls*)type->tp_alloc(type, 0); /* all zero */
     if (self == NULL) return NULL;
@@ -214,6 +236,7 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)calls_add, METH_VARARGS, "Take a call that may run here from now on."},
     {"add_exchange", (PyCFunction)calls_add_exchange, METH_VARARGS, "Take sends and receives."},
     {"exchange", (PyCFunction)(void (*)(void))calls_exchange, METH_FASTCALL, "Make them."},
+    {"start", (PyCFunction)(void (*)(void))calls_start, METH_FASTCALL, "Start a call."},
     {"clear", (PyCFunction)calls_clear, METH_NOARGS, "Forget all calls."},
     {"close", (PyCFunction)calls_close, METH_NOARGS, "Forget all calls, and let go of memory."},
     {NULL, NULL, 0, NULL},

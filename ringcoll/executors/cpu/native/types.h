@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 6   /* raised with every change of what Python gives */
+#define INTERFACE 7   /* raised with every change of what Python gives */
 #define BUCKETS 256   /* a power of two */
 #define SLOTS 4       /* hellos of a rank, by epoch & 3 */
 #define SMALL 16384   /* bytes of an array */
@@ -26,7 +26,7 @@
 
 /* Objects of a rank: RankState, CpuExecutor, Fabric, the set of open groups, CpuExecutor.resume,
  * the numbers of the texts that the rank keeps, and Progress. */
-enum { STATE, HOST, FABRIC, GROUPS, RESUME, NUMBERS, PROGRESS, OWNED };
+enum { STATE, HOST, FABRIC, GROUPS, RESUME, REST, NUMBERS, PROGRESS, OWNED };
 
 /* Locks of a rank: of its calls, where VECTOR's messages are too, and of its messages. */
 enum { MESSAGES, VECTOR, CONTEXTS };
@@ -132,6 +132,9 @@ typedef struct {
     intptr_t bases[3], slot; /* INPUT, OUTPUT and 0; bytes of a slot of SCRATCH */
     uint64_t signature;
     PyObject* timeout;
+    PyObject* active; /* borrowed of the entry */
+    bool later;       /* nobody waits for it in the call */
+    PyObject* rest;   /* of such a call: what Python is to go on with, if anything */
 } Call;
 
 typedef struct {

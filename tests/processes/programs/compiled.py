@@ -1,0 +1,75 @@
+"""Communicators with the compiled part on some ranks, or on none, and calls that it knows."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+import ringcoll
+from tests.processes.programs.setting import own_rank
+
+
+def small_of(comm) -> Any:
+    return comm._engine._small
+
+
+class Counted:
+    """A communicator, and how many of its calls the compiled part has made.
+
+    ``handed_over``: of messages and asynchronous calls, those that it has left to Python.
+    """
+
+    def __init__(self, compiled, timeout=20) -> None:
+        self.comm = ringcoll.init(timeout=timeout, compiled=compiled)
+        self.made = self.handed_over = 0
+        small = small_of(self.comm)
+        assert (small is not None) == bool(compiled)
+        if small is not None:
+            make, start, exchange = small.make, small.start, small.exchange
+
+            def counted(*given):
+                made = make(*given)
+                self.made += made
+                return made
+
+            def counted_start(*given):
+                started = start(*given)
+                self.made += started is not None
+                self.handed_over += started is not None and started[2] is not None
+                return started
+
+            def counted_exchange(*given):
+                made = exchange(*given)
+                self.made += made is True
+                self.handed_over += made is not True and made is not False
+                return made
+
+            small.make, small.start, small.exchange = counted, counted_start, counted_exchange
+
+
+@functools.cache
+def is_compiled() -> bool:
+    """Whether this rank uses the compiled part; asked before its first ``init``."""
+    return own_rank() % 3 != 1
+
+
+def mixed(timeout=20) -> Counted:
+    """A communicator of ranks with the compiled part and ranks without."""
+    return Counted(is_compiled(), timeout)
+
+
+def fresh(given, offset):
+    """A new array of the same values at an offset in bytes of new memory."""
+    memory = np.empty(given.nbytes + 64, np.uint8)
+    array = memory[offset : offset + given.nbytes].view(given.dtype)
+    array[:] = given
+    return array
+
+
+def warm(comm, count=10, times=6):
+    """An array of a call that the compiled part knows."""
+    x = np.ones(count, "float32")
+    for _ in range(times):
+        x[:] = 1
+        comm.all_reduce(x)
+    return x
