@@ -92,15 +92,12 @@ class Worker:
         work._worker = self
         if self._last.ended:
             self._due = time.monotonic() + DEFER_SECONDS
-        item = [work, call, alive]
-        self._put(item)
-        if begun:
-            self._begun = item
+        self._put([work, call, alive], begun=begun)
         if self._asleep:
             self._ring()
         return work
 
-    def _put(self, item: _Item) -> None:
+    def _put(self, item: _Item, *, begun: bool = False) -> None:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
@@ -112,6 +109,8 @@ class Worker:
             except MemoryError:
                 self._last.set()
                 raise
+            if begun:  # before another thread can take it
+                self._begun = item
 
     def hurry(self) -> None:
         """Let the worker run the calls now."""

@@ -3,7 +3,8 @@
 A small call costs a rank the time of the Python that it runs, and more where ranks share cores:
 each wait then gives the core to another process, behind which this one's code and data have left
 the caches. ``native/small_calls.c`` makes a call that is known in a fraction of the time. Python
-stays in charge: it makes every call that is new, and goes on with one that has to wait.
+stays in charge: it makes every call that is new, and goes on with one that has to wait. Of messages
+``small_messages.py`` says what it is given.
 """
 
 from __future__ import annotations

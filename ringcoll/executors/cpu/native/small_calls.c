@@ -1,12 +1,14 @@
 /* Small calls of a CPU rank that have come before, from their arguments to their result.
  *
  * Python decides everything: what a call runs, and that it may run here, where it gives the rows of
- * both halves of SCRATCH. The code here does no more of a call than `CpuEngine.collective` and
- * `CpuExecutor.run` do of one that they know, in their order. It leaves to Python
+ * both halves of SCRATCH, or the landings of messages. The code here does no more of a call than
+ * `CpuEngine.collective` and `CpuExecutor.run` do of one that they know, in their order, and of
+ * messages than `Progress.issue` or `run_exchange`. It leaves to Python
  *
  * - what it does not know, or finds in another state than that of an idle rank: it returns False
  *   before a peer has seen anything of the call;
- * - waiting: where a flag has not come after some polls it hands the call over at that row;
+ * - waiting: where a flag has not come after some polls it hands the call over at that row, or
+ *   those of its messages that have not moved;
  * - errors: where a peer has made another call it hands over at the end.
  *
  * Numpy's own loops do the arithmetic, so that the bits are those of the rows in Python. */
