@@ -18,7 +18,7 @@ pytestmark = [
     ),
 ]
 
-HEALTHY = "late", "disagree", "never_comes", "stopped", "in_turns", "odd"
+HEALTHY = "late", "disagree", "never_comes", "replaced", "stopped", "in_turns", "odd"
 """Scenarios after which the ranks are still healthy: one start runs them all."""
 
 
@@ -53,12 +53,30 @@ def test_messages_that_wait_are_handed_over_and_the_next_ones_are_compiled_again
 
 
 def test_ends_of_a_pair_say_how_they_differ(healthy):
-    verdict = healthy("disagree").verdicts[0]
-    found = {word: errors for word, errors in verdict.items() if isinstance(errors, list)}
-    assert len(found) == 12
-    for word, (compiled, python) in found.items():
-        assert compiled == python, word
-        assert compiled.startswith("MismatchError: "), word
+    verdicts = healthy("disagree").verdicts
+    for what in ("count", "dtype", "tag"):
+        for sender, receiver in ((0, 2), (2, 0)):
+            for odd in (0, 2):  # a sender that does not see it at once is told by the receiver
+                compiled, python = verdicts[receiver][f"{what} ({odd}, {sender})"]
+                assert compiled == python
+                assert compiled[0].startswith("MismatchError: recv on rank ")
+                assert compiled[1] == "ClosedError"
+
+
+def test_texts_that_were_replaced_are_shown(healthy):
+    verdict = healthy("replaced").verdicts[2]
+    assert re.match(r"MismatchError: .*count=9", verdict["error"])
+    assert "count=10" in verdict["error"]
+    assert "gone" not in verdict["error"]
+
+
+def test_what_an_interrupt_ends_is_not_lost_without_a_word(ranks):
+    outcome = ranks("small_messages", 2, "interrupted")
+    assert 0 in outcome.verdicts, outcome.errors
+    seen = outcome.verdicts[0]["seen"]
+    assert len(seen) == 12
+    allowed = r"(interrupted, ClosedError|interrupted, no error, 11$|no error, no error, 12$)"
+    assert [text for text in seen if not re.match(allowed, text)] == []
 
 
 def test_a_message_that_never_comes_ends_at_the_deadline(healthy):

@@ -7,6 +7,7 @@ Messages and calls with a count for each rank are kept once their counts have co
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from ringcoll.communicator.group import current, of_thread, open_groups
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.config import Config
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu.cpu_call import CpuCall
 from ringcoll.executors.cpu.small_calls import Sending, SmallCalls, fits, is_wanted
@@ -92,10 +93,10 @@ class CpuEngine(Engine):
             plain = {option: how[option] for option in how if option != "async_op"}
             try:
                 started = small.start(name, sendbuf, recvbuf, op, root, plain, seconds)
-            except BaseException as error:
+                if started is not None:
+                    return self._state.submit_started(started, alive)
+            except BaseException as error:  # the addresses of what is left may be gone soon
                 self._raise(error, alive)
-            if started is not None:
-                return self._state.submit_started(started, alive)
         found: tuple[Any, Given] | None = None
         key = checked = None
         sent = read(sendbuf)
@@ -154,12 +155,14 @@ class CpuEngine(Engine):
                     small.add(checked, found[0], (name, sendbuf, recvbuf, op, root, how))
         return None
 
-    def _raise(self, error: BaseException, alive: tuple[object, ...]) -> NoReturn:
+    def _raise(
+        self, error: BaseException, alive: tuple[object, ...], *, begun: bool = False
+    ) -> NoReturn:
         """Raise the error of a call that the compiled part has begun, once it is settled."""
-        self._state.quarantine(alive)
         limit = more_frames(error)
         try:
-            self._state.raise_settled(error)
+            self._state.quarantine(alive)
+            self._state.raise_settled(error, begun=begun)
         finally:
             sys.setrecursionlimit(limit)
 
@@ -341,22 +344,21 @@ class CpuEngine(Engine):
         Of a call that nobody waits for, what has not ended at once.
         """
         small, progress = self._small, self._state.progress
-        if small is None or progress is None:
-            return False
-        later = how and how.get("async_op") is True
-        if later and progress._thread is None:
-            progress._wake()  # first: where no thread is left, nothing is posted
+        later = bool(how) and how.get("async_op") is True
+        if small is None or progress is None or (later and progress._thread is None):
+            return False  # where no thread can be started, nothing is to be posted
         try:
             made: MessageWork | bool = small.exchange(context, name, *buffers, given, how, seconds)
-            if isinstance(made, MessageWork):
-                if later:
+            if made is False or made is True:
+                return made
+            if later:
+                with contextlib.suppress(MachineError):  # without it they move while a call waits
                     progress._wake()
-                    return made
-                progress.end(made)
-        except BaseException:
-            self._state.quarantine(buffers)
-            raise
-        return bool(made)
+                return made
+        except BaseException as error:
+            self._raise(error, buffers, begun=small.lost)
+        progress.end(made)
+        return True
 
     def _ended(self, name: str, source: Any, received: int | None) -> MessageWork | None:
         """The work of messages that ended at once; ``received``: how many elements came."""
@@ -365,7 +367,7 @@ class CpuEngine(Engine):
             return None
         work = MessageWork(progress, self._state, name, 0)
         if received is not None:
-            work._source, work._count = source, received
+            work._source, work._count = int(source), received
         work._end()
         return work
 

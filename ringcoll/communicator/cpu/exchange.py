@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.waiting import wait_for
@@ -99,7 +99,11 @@ def run_exchange(state: RankState, calls: Sequence[Call], timeout: float | None)
         if left:
             _end(state, left, seconds)
     except BaseException as error:
-        _raise(state, error, begun=begun)
+        limit = more_frames(error)
+        try:
+            state.raise_settled(error, begun=begun)
+        finally:
+            sys.setrecursionlimit(limit)
 
 
 def go_on(
@@ -118,11 +122,7 @@ def go_on(
     """
     pairs: Any = state.pairs
     timeout = kept.seconds(seconds, state.fabric)
-    try:
-        left = pairs.resume(kept.messages_on(sendbuf, recvbuf), halves, timeout)
-        _end(state, left, timeout)
-    except BaseException as error:
-        _raise(state, error, begun=True)
+    _end(state, pairs.resume(kept.messages_on(sendbuf, recvbuf), halves, timeout), timeout)
     return True
 
 
@@ -130,14 +130,6 @@ def _end(state: RankState, left: Sequence[ActivePairCall], seconds: float) -> No
     pairs: Any = state.pairs
     tasks = [pairs.half(half) for half in left]
     drive(tasks, lambda ready: wait_for([state], ready, seconds))
-
-
-def _raise(state: RankState, error: BaseException, *, begun: bool) -> NoReturn:
-    limit = more_frames(error)
-    try:
-        state.raise_settled(error, begun=begun)
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 def _begin(pairs: Pairs, calls: Sequence[Call], timeout: float) -> list[ActivePairCall]:

@@ -208,17 +208,13 @@ class Progress(MessageThread):
         ``halves``: their epochs, and whether they have ended; ``seconds``: the call's own timeout.
         """
         calls, timeout = kept.messages_on(sendbuf, recvbuf), kept.seconds(seconds, self.fabric)
-        try:
-            work = MessageWork(self, self.state, name, len(calls))
-            left = self.pairs.resume(calls, halves, timeout)
-            under_way = {id(half.call) for half in left}
-            for call in calls:
-                if id(call) not in under_way:
-                    work._ended(call)
-            self._queue(left, work, (sendbuf, recvbuf))
-        except BaseException as error:  # peers have seen hellos
-            self.state.fail(error, begun=True)
-            raise
+        work = MessageWork(self, self.state, name, len(calls))
+        left = self.pairs.resume(calls, halves, timeout)
+        under_way = {id(half.call) for half in left}
+        for call in calls:
+            if id(call) not in under_way:
+                work._ended(call)
+        self._queue(left, work, (sendbuf, recvbuf))
         return work
 
     def drive(self, until: Callable[[], bool], timeout: float | None = None) -> bool:

@@ -169,6 +169,11 @@ class SmallCalls:
         """What :meth:`add` notes of a call of which it knows all that it will know."""
         self._size = 0
 
+    @property
+    def lost(self) -> bool:
+        """Whether messages that other ranks have seen ended in an error, and nobody goes on."""
+        return bool(self._calls.lost)
+
     def clear(self) -> None:
         """Forget all calls."""
         self._calls.clear()

@@ -273,21 +273,31 @@ def leaves() -> dict:
     return {"error": error_of(lambda: [comm.all_reduce(x) for _ in range(9)])}
 
 
+def until_stopped(comm, thread) -> str:
+    """Make calls until another thread ends them; another rank's may do so from the first on."""
+
+    def forever() -> None:
+        x = warm(comm)
+        thread.start()
+        for _ in range(10**6):
+            comm.all_reduce(x)
+
+    try:
+        return error_of(forever)
+    except ValueError as error:  # as of a call that runs while its memory is released
+        return f"ValueError: {error}"
+    finally:
+        if thread.ident is not None:
+            thread.join()
+
+
 def aborts() -> dict:
     """Another thread aborts while this one makes calls, on every rank at another time."""
     seen = []
     for _ in range(8):
         comm = mixed().comm
-        x = warm(comm)
-
-        def stop(comm=comm):
-            time.sleep(0.001 * (1 + comm.rank))
-            comm.abort("enough")
-
-        thread = threading.Thread(target=stop)
-        thread.start()
-        seen.append(error_of(lambda comm=comm, x=x: [comm.all_reduce(x) for _ in range(10**6)]))
-        thread.join()
+        thread = threading.Timer(0.001 * (1 + comm.rank), comm.abort, ["enough"])
+        seen.append(until_stopped(comm, thread))
         comm.close()
     return {"seen": seen}
 
@@ -297,14 +307,7 @@ def closes() -> dict:
     seen = []
     for _ in range(8):
         comm = mixed().comm
-        x = warm(comm)
-        thread = threading.Timer(0.002, comm.close)
-        thread.start()
-        try:
-            seen.append(error_of(lambda comm=comm, x=x: [comm.all_reduce(x) for _ in range(10**6)]))
-        except ValueError as error:  # as of a call that runs while its memory is released
-            seen.append(f"ValueError: {error}")
-        thread.join()
+        seen.append(until_stopped(comm, threading.Timer(0.002, comm.close)))
     return {"seen": seen}
 
 

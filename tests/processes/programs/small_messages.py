@@ -4,6 +4,7 @@ As in small_calls.py ranks that have the compiled part meet ranks that do withou
 """
 
 import os
+import signal
 import threading
 import time
 
@@ -126,20 +127,20 @@ def late() -> dict:
     }
 
 
-def ends(comm, other, odd, sender, **how) -> str:
-    """Ranks 0 and 1 name different messages, ``odd`` another than before; what rank 0 says."""
+def ends(comm, other, odd, sender, **how) -> list[str]:
+    """Ranks 0 and 2 name different messages, ``odd`` another than before; what this rank says."""
     x = np.ones(10, "f4")
-    call = comm.send if comm.rank == sender else comm.recv
-    if comm.rank == 2:
-        return ""
+    if comm.rank == 1:
+        return []
+    peer, call = 2 - comm.rank, comm.send if comm.rank == sender else comm.recv
     for _ in range(7):
         for part in (slice(10), slice(9)):
-            call(x[part], 1 - comm.rank, **how)
-    if comm.rank == 0 == sender:
+            call(x[part], peer, **how)
+    if comm.rank == sender:
         time.sleep(0.02)  # a sender that has the other's hello notices before it sends
-    if comm.rank == odd:
-        return error_of(other, call, x, 1 - comm.rank)
-    return error_of(call, x, 1 - comm.rank, **how)
+    given = (other, call, x, peer) if comm.rank == odd else (call, x, peer)
+    first = error_of(*given, **({} if comm.rank == odd else how))
+    return [first, error_of(call, x, peer, **how).split(":")[0]]
 
 
 OTHERS = {
@@ -153,7 +154,7 @@ def disagree() -> dict:
     """A pair's ends say what the other has named, as without the compiled part."""
     seen = {}
     for what, other in OTHERS.items():
-        for roles in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        for roles in ((0, 0), (0, 2), (2, 0), (2, 2)):
             how = {"tag": "a"} if what == "tag" else {}
             comms = mixed().comm, Counted(False).comm
             seen[f"{what} {roles}"] = [ends(comm, other, *roles, **how) for comm in comms]
@@ -178,11 +179,72 @@ def never_comes() -> dict:
 
 
 def killed() -> dict:
+    """Rank 2 dies, and the others never wait for it."""
     comm = mixed().comm
-    x, y = warm(comm)
+    x, y = np.ones(10, "f4"), np.empty(10, "f4")
+    warm(comm)
     if comm.rank == 2:
         die()
-    return {"error": error_of(lambda: [ring(comm, x, y) for _ in range(9)])}
+    late = time.monotonic() + 9
+
+    def until_late() -> None:
+        while time.monotonic() < late:
+            comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)
+
+    return {"error": error_of(until_late)}
+
+
+def interrupted() -> dict:
+    """A signal's exception comes while the compiled part polls for a message that is late."""
+    seen = []
+
+    def raising(*_) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, raising)
+    for turn in range(12):
+        comm = Counted(True).comm
+        x, y, other = np.zeros(20, "f4"), np.zeros(20, "f4"), 1 - comm.rank
+
+        def call(comm=comm, x=x, y=y, other=other, vector=turn % 2) -> str:
+            if vector:
+                return error_of(comm.all_to_all_v, x, [10, 10], y, [10, 10])
+            return error_of(comm.sendrecv, x, other, y, other)
+
+        for _ in range(10):
+            call()
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(0.02)
+            for number in (11, 12):
+                x[:] = number
+                call()
+            comm.close()
+            continue
+        call_first = "no error"
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 5e-5)
+            call()
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            call_first = "interrupted"
+        second = call().split(":")[0]
+        seen.append(f"{call_first}, {second}, {y[-1]:g}")
+        comm.close()  # the other may wait for a message that has not been entered
+    return {"seen": seen}
+
+
+def replaced() -> dict:
+    """The text of a known message is published again when others have taken its place."""
+    comm = mixed().comm
+    x, y = warm(comm)
+    for number in range(262):
+        comm.barrier(tag=f"number {number}")
+    for _ in range(3):
+        ring(comm, x, y)
+    if comm.rank == 1:
+        return {"error": error_of(comm.send, x[:9], 2)}
+    return {"error": error_of(ring, comm, x, y)}
 
 
 def stopped() -> dict:
@@ -190,15 +252,21 @@ def stopped() -> dict:
     seen = []
     for turn in range(8):
         comm = mixed().comm
-        x, y = warm(comm)
         ending = comm.close if turn % 2 else lambda comm=comm: comm.abort("enough")
         thread = threading.Timer(0.002, ending)
-        thread.start()
+
+        def forever(comm=comm, thread=thread) -> None:
+            x, y = warm(comm)  # another rank's thread may end that, too
+            thread.start()
+            for _ in range(10**6):
+                ring(comm, x, y)
+
         try:
-            seen.append(error_of(lambda: [ring(comm, x, y) for _ in range(10**6)]))  # noqa: B023
+            seen.append(error_of(forever))
         except ValueError as error:  # as of a call that runs while its memory is released
             seen.append(f"ValueError: {error}")
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         comm.close()
     return {"seen": seen}
 
@@ -239,6 +307,27 @@ def beside() -> dict:
         ring(comm, x, y)
         work.wait()
         seen.append(y[0] == left + turn + 100)
+    counts = [2] * n
+    sent, got = np.empty(2 * n, "f4"), np.empty(2 * n, "f4")
+    for turn in range(9):
+        sent[:], got[:] = rank + turn, -1
+        with ringcoll.group():
+            comm.all_to_all_v(sent, counts, got, counts)
+            seen.append(got[0] == -1)  # it has only been noted
+        seen.append(got.tolist() == [float(peer + turn) for peer in range(n) for _ in "12"])
+        comm.all_to_all_v(sent, counts, got, counts)
+    for turn in range(9):
+        arrays = [np.empty(10, "f4") for _ in range(4)]
+        source = ringcoll.ANY if n == 2 else left
+        works = [comm.recv(array, source, exact=False, async_op=True) for array in arrays[:2]]
+        works.append(comm.recv(arrays[2], left, async_op=True))
+        for number in range(4):
+            x[:] = 10 * turn + number
+            comm.send(x, right)
+        comm.recv(arrays[3], left)  # behind those that take any length
+        for each in works:
+            each.wait()
+        seen.append([array[0] - 10 * turn for array in arrays] == [0, 1, 2, 3])
     made = counted.made
     for _ in range(50):
         ring(comm, x, y)
@@ -337,7 +426,10 @@ def odd() -> dict:
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (*(alike, late, disagree, never_comes, killed, stopped, beside, in_turns, odd),)
+    for scenario in (
+        *(alike, late, disagree, never_comes, killed, interrupted, replaced, stopped, beside),
+        *(in_turns, odd),
+    )
 }
 
 if __name__ == "__main__":

@@ -202,8 +202,10 @@ static PyObject* make_messages(Calls* self, Sending* sending, PyObject* const* g
     if (ready == 1) ready = count_on(self, sending, epochs, numbers);
     int made = ready == 1 ? run_messages(self, sending, epochs, numbers) : 0;
     for (int k = 0; k < exchange->nmessages; k++) Py_XDECREF(numbers[k]);
-    if (ready < 0 || made < 0) return NULL;
+    if (ready < 0) return NULL;
     if (ready == 0) Py_RETURN_FALSE;
-    if (made) Py_RETURN_TRUE;
-    return go_on(self, sending, given);
+    if (made == 1) Py_RETURN_TRUE;
+    PyObject* rest = made < 0 ? NULL : go_on(self, sending, given);
+    if (rest == NULL) self->lost = 1; /* a signal's exception may come before go_on begins */
+    return rest;
 }

@@ -245,6 +245,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
+    {"lost", T_BOOL, offsetof(Calls, lost), READONLY, NULL},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Calls, vectorcall), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

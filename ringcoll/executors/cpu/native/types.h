@@ -144,6 +144,7 @@ typedef struct {
     int nranks, rank, spins, yields;
     int running; /* threads that run a call: one, and others that it lets make their own inside */
     bool closed;
+    char lost;        /* whether messages that peers have seen ended in an error */
     Py_buffer* views; /* of every rank's words, which keep their memory */
     Py_buffer alarm;
     Py_ssize_t entered, signatures[SLOTS];
