@@ -3,6 +3,7 @@
 The ranks are processes that meet over sockets; the programs are in ``programs/small_messages.py``.
 """
 
+import itertools
 import re
 
 import numpy as np
@@ -56,8 +57,8 @@ def test_ends_of_a_pair_say_how_they_differ(healthy):
     verdicts = healthy("disagree").verdicts
     for what in ("count", "dtype", "tag"):
         for sender, receiver in ((0, 2), (2, 0)):
-            for odd in (0, 2):  # a sender that does not see it at once is told by the receiver
-                compiled, python = verdicts[receiver][f"{what} ({odd}, {sender})"]
+            for odd, late in itertools.product((0, 2), (0, 2)):  # a sender may have gone on
+                compiled, python = verdicts[receiver][f"{what} ({odd}, {sender}, {late})"]
                 assert compiled == python
                 assert compiled[0].startswith("MismatchError: recv on rank ")
                 assert compiled[1] == "ClosedError"
@@ -77,6 +78,17 @@ def test_what_an_interrupt_ends_is_not_lost_without_a_word(ranks):
     assert len(seen) == 12
     allowed = r"(interrupted, ClosedError|interrupted, no error, 11$|no error, no error, 12$)"
     assert [text for text in seen if not re.match(allowed, text)] == []
+
+
+def test_what_the_recursion_limit_ends_is_not_lost_without_a_word(ranks):
+    outcome = ranks("small_messages", 2, "deep")
+    assert 0 in outcome.verdicts, outcome.errors
+    seen = outcome.verdicts[0]["seen"]
+    assert len(seen) == 10
+    allowed = r"(\w+Error, ClosedError|\w+Error, no error, 11$|no error, no error, 12$)"
+    assert [text for text in seen if not re.match(allowed, text)] == []
+    assert any("ClosedError" in text for text in seen)
+    assert any("no error, no error" in text for text in seen)
 
 
 def test_a_message_that_never_comes_ends_at_the_deadline(healthy):

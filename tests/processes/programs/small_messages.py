@@ -3,8 +3,10 @@
 As in small_calls.py ranks that have the compiled part meet ranks that do without.
 """
 
+import itertools
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -127,8 +129,11 @@ def late() -> dict:
     }
 
 
-def ends(comm, other, odd, sender, **how) -> list[str]:
-    """Ranks 0 and 2 name different messages, ``odd`` another than before; what this rank says."""
+def ends(comm, other, odd, sender, late, **how) -> list[str]:
+    """Ranks 0 and 2 name different messages, ``odd`` another than before; what this rank says.
+
+    ``late`` has the other's hello before it enters.
+    """
     x = np.ones(10, "f4")
     if comm.rank == 1:
         return []
@@ -136,8 +141,8 @@ def ends(comm, other, odd, sender, **how) -> list[str]:
     for _ in range(7):
         for part in (slice(10), slice(9)):
             call(x[part], peer, **how)
-    if comm.rank == sender:
-        time.sleep(0.02)  # a sender that has the other's hello notices before it sends
+    if comm.rank == late:
+        time.sleep(0.005)
     given = (other, call, x, peer) if comm.rank == odd else (call, x, peer)
     first = error_of(*given, **({} if comm.rank == odd else how))
     return [first, error_of(call, x, peer, **how).split(":")[0]]
@@ -154,7 +159,7 @@ def disagree() -> dict:
     """A pair's ends say what the other has named, as without the compiled part."""
     seen = {}
     for what, other in OTHERS.items():
-        for roles in ((0, 0), (0, 2), (2, 0), (2, 2)):
+        for roles in itertools.product((0, 2), (0, 2), (0, 2)):
             how = {"tag": "a"} if what == "tag" else {}
             comms = mixed().comm, Counted(False).comm
             seen[f"{what} {roles}"] = [ends(comm, other, *roles, **how) for comm in comms]
@@ -180,7 +185,7 @@ def never_comes() -> dict:
 
 def killed() -> dict:
     """Rank 2 dies, and the others never wait for it."""
-    comm = mixed().comm
+    comm = Counted(True).comm
     x, y = np.ones(10, "f4"), np.empty(10, "f4")
     warm(comm)
     if comm.rank == 2:
@@ -234,14 +239,57 @@ def interrupted() -> dict:
     return {"seen": seen}
 
 
+def deep() -> dict:
+    """Messages of a program that is near Python's recursion limit: none is lost without a word."""
+    seen = []
+
+    def below(call, frames: int) -> str:
+        return call() if frames <= 0 else below(call, frames - 1)
+
+    def depth() -> int:
+        frame, number = sys._getframe(), 0
+        while frame is not None:
+            frame, number = frame.f_back, number + 1  # type: ignore[assignment]
+        return number
+
+    for free in range(5, 25, 2):
+        comm = Counted(True).comm
+        x, y, other = np.zeros(10, "f4"), np.zeros(10, "f4"), 1 - comm.rank
+
+        def call(comm=comm, x=x, y=y, other=other) -> str:
+            return error_of(comm.sendrecv, x, other, y, other)
+
+        for _ in range(10):
+            call()
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(0.005)
+            for number in (11, 12):
+                x[:] = number
+                call()
+            comm.close()
+            continue
+        try:
+            first = below(call, sys.getrecursionlimit() - depth() - free).split(":")[0]
+        except RecursionError:
+            first = "RecursionError"
+        second = call().split(":")[0]
+        seen.append(f"{first}, {second}, {y[-1]:g}")
+        comm.close()
+    return {"seen": seen}
+
+
 def replaced() -> dict:
     """The text of a known message is published again when others have taken its place."""
     comm = mixed().comm
     x, y = warm(comm)
+    for _ in range(6):
+        comm.all_reduce(y)
     for number in range(262):
         comm.barrier(tag=f"number {number}")
-    for _ in range(3):
-        ring(comm, x, y)
+    for _ in range(3):  # one of which looks, in Python, at who has died
+        comm.all_reduce(y)
+    ring(comm, x, y)
     if comm.rank == 1:
         return {"error": error_of(comm.send, x[:9], 2)}
     return {"error": error_of(ring, comm, x, y)}
@@ -427,8 +475,8 @@ def odd() -> dict:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        *(alike, late, disagree, never_comes, killed, interrupted, replaced, stopped, beside),
-        *(in_turns, odd),
+        *(alike, late, disagree, never_comes, killed, interrupted, deep, replaced, stopped),
+        *(beside, in_turns, odd),
     )
 }
 
