@@ -65,9 +65,9 @@ def test_ends_of_a_pair_say_how_they_differ(healthy):
 
 
 def test_texts_that_were_replaced_are_shown(healthy):
-    verdict = healthy("replaced").verdicts[2]
-    assert re.match(r"MismatchError: .*count=9", verdict["error"])
-    assert "count=10" in verdict["error"]
+    verdict = healthy("replaced").verdicts[1]
+    assert re.match(r"MismatchError: recv on rank 1.* count=9", verdict["error"])
+    assert "send on rank 0: count=10" in verdict["error"]
     assert "gone" not in verdict["error"]
 
 
