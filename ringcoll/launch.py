@@ -55,7 +55,8 @@ class Launch:
     "Simple" signals are words of their own. LL and LL128 carry them in the data: one slice, all of
     it through SCRATCH, whose lines are written once a call. Peers read and write ``mapped`` buffers
     directly; the others are staged. With ``in_place`` INPUT and OUTPUT are one memory. ``nodes`` is
-    the node of each rank, where there are several: what crosses goes by message.
+    the node of each rank, where there are several: what crosses goes by message. With one slice
+    ``by_hops`` puts a rank's steps that wait for nothing before those that wait, as in LL.
     """
 
     protocol: str = "Simple"
@@ -64,6 +65,7 @@ class Launch:
     mapped: frozenset[Buffer] = field(default=ALL_MAPPED)
     in_place: bool = False
     nodes: tuple[int, ...] = ()
+    by_hops: bool = False
 
     def __post_init__(self) -> None:
         if self.slices < 1 or self.window < 1:
@@ -72,6 +74,8 @@ class Launch:
             raise ArgumentError(f"protocol={self.protocol!r}: one of {', '.join(PROTOCOLS)}")
         if len(set(self.nodes)) == 1:
             object.__setattr__(self, "nodes", ())
+        if self.by_hops and self.nodes:
+            raise ArgumentError("by_hops=True: between nodes messages keep the plan's order")
         if self.in_band and self.nodes:
             raise ArgumentError(f"protocol={self.protocol!r}: between nodes it is 'Simple'")
         if self.in_band and (self.slices > 1 or self.mapped):

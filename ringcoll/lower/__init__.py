@@ -3,7 +3,8 @@
 ``alias`` and ``stage`` decide which memory a step really touches, ``network`` splits what crosses
 nodes into a send and a receive, ``split`` and ``slices`` cut the steps into the pieces that are
 pipelined, ``fuse`` joins lanes that cannot overlap, ``by_hops`` sorts the steps where signals ride
-in the data, ``sync`` derives every wait and signal. Each pass keeps the meaning of the order.
+in the data or a launch asks for it, ``sync`` derives every wait and signal. Each pass keeps the
+meaning of the order.
 """
 
 from ringcoll.errors import LaunchRefused
@@ -23,9 +24,11 @@ def place(plan: Plan, launch: Launch) -> Plan:
     """The plan in the launch's memory: aliased, staged, cut to single chunks; not yet sliced."""
     check_steps(plan)
     placed = split(stage(network(alias(plan, launch), launch), launch))
-    if launch.slices == 1:
-        placed = fuse(placed, channels=launch.in_band)
-    return by_hops(placed) if launch.in_band else placed
+    if launch.slices > 1:
+        return placed
+    placed = fuse(placed, channels=launch.in_band)
+    sort = launch.in_band or (launch.by_hops and not placed.synchronised)
+    return by_hops(placed) if sort else placed
 
 
 def lower(plan: Plan, launch: Launch) -> Plan:

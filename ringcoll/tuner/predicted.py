@@ -87,7 +87,7 @@ def _staged(
 ) -> Callable[[], Plan]:
     """Makes the staged plan; the same function each time: it is the model's cache key."""
     in_place = COLLECTIVES[collective].reduces
-    launch = Launch("Simple", 2 if nodes else 1, 2, frozenset(), in_place, nodes)
+    launch = Launch("Simple", 2 if nodes else 1, 2, frozenset(), in_place, nodes, not nodes)
 
     def make() -> Plan:
         if not nodes:

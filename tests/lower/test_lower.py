@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ringcoll.algorithms import build
 from ringcoll.collectives import Collective
-from ringcoll.errors import IllegalStep, LaunchRefused, PlanError
+from ringcoll.errors import ArgumentError, IllegalStep, LaunchRefused, PlanError
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, hello
@@ -146,3 +148,30 @@ def test_a_step_without_meaning_is_refused(step: Step, said: str) -> None:
         lower(Plan(Collective("broadcast", 2), ((Block(0), step),)), Launch())
     assert "rank 0" in str(caught.value)
     assert "step 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", ["all_to_all", "all_gather"])
+def test_by_hops_a_step_that_waits_for_nothing_stands_behind_none_that_waits(
+    name: str, *, in_place: bool
+) -> None:
+    """Ranks that share a core would give it away at each that waits for a later one of a peer."""
+    for algorithm in ("all_pairs", "one_shot"):
+        plan = build(name, algorithm, 4)
+        launch = Launch(mapped=frozenset(), in_place=in_place, by_hops=True)
+        lowered = lower(plan, launch)
+        assert verify(lowered).steps == verify(lower(plan, replace(launch, by_hops=False))).steps
+        for rank in range(4):
+            own = [step for block, step in lowered.order if block.rank == rank]
+            others = [[wait for wait in step.waits if wait.rank != rank] for step in own]
+            free = [not waits for waits in others]
+            assert free == sorted(free, reverse=True)
+            assert free.count(False) == 3
+
+
+def test_slices_and_nodes_keep_the_order_of_the_plan() -> None:
+    plan = build("all_to_all", "all_pairs", 3)
+    cut = Launch(slices=2, mapped=frozenset())
+    assert lower(plan, replace(cut, by_hops=True)) == lower(plan, cut)
+    with pytest.raises(ArgumentError, match="between nodes"):
+        Launch(nodes=(0, 0, 1), by_hops=True)
