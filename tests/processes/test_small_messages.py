@@ -87,8 +87,6 @@ def test_what_the_recursion_limit_ends_is_not_lost_without_a_word(ranks):
     assert len(seen) == 10
     allowed = r"(\w+Error, ClosedError|\w+Error, no error, 11$|no error, no error, 12$)"
     assert [text for text in seen if not re.match(allowed, text)] == []
-    assert any("ClosedError" in text for text in seen)
-    assert any("no error, no error" in text for text in seen)
 
 
 def test_a_message_that_never_comes_ends_at_the_deadline(healthy):
