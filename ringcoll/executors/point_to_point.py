@@ -140,8 +140,10 @@ class Pairs:
     def known(self, call: Call, *, sends: bool) -> tuple[PreparedPair, list[Landing]] | None:
         """What is kept for messages of this shape, and both landings; None before these are."""
         found = self._prepared.get(shape_of(call, sends=sends))
-        landings = [] if found is None else [land for land in found.landings if land is not None]
-        return (found, landings) if found is not None and len(landings) == WINDOW else None
+        if found is None or not found.landings:
+            return None
+        landings = [landing for landing in found.landings if landing is not None]
+        return (found, landings) if len(landings) == len(found.landings) else None
 
     def resume(
         self, calls: Sequence[Call], halves: Sequence[tuple[int, bool]], timeout: float

@@ -88,7 +88,7 @@ def _staged(
     """Makes the staged plan; the same function each time: it is the model's cache key."""
     in_place = COLLECTIVES[collective].reduces
     # In the plan's order: by hops all_pairs would look faster from 16 KiB on, but its pieces are
-    # bound anew for each count: of 4 ranks a count not seen took 492 µs, by one_shot 54.
+    # bound anew for each count that has not been seen.
     launch = Launch("Simple", 2 if nodes else 1, 2, frozenset(), in_place, nodes)
 
     def make() -> Plan:

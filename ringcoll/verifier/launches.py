@@ -227,8 +227,8 @@ def _prove(
             for count in counts
         ] or [*verify_slices(plan, launch, accumulate=accumulate, **how)]
         if not once and not launch.nodes:  # as CPU ranks run what is not cut
-            sorted_ = replace(launch, slices=1, by_hops=True)
-            prove_launch(plan, sorted_, accumulate=accumulate, **how)
+            whole = replace(launch, slices=1, by_hops=True)
+            prove_launch(plan, whole, accumulate=accumulate, **how)
         lowered = lower(plan, first)
     except LaunchRefused as error:
         # After the collective, which the report names at its head.

@@ -159,7 +159,8 @@ def test_errors_show_calls_whose_texts_had_been_replaced(healthy):
 def test_asynchronous_calls_keep_their_order_and_end(healthy):
     for verdict in healthy("later").verdicts.values():
         assert verdict["seen"] == [True] * len(verdict["seen"])
-        assert verdict["shown"].startswith("<ringcoll.Work all_reduce count=10 dtype=float32")
+        work = "<ringcoll.Work all_reduce count=10 dtype=float32" if verdict["compiled"] else ""
+        assert verdict["shown"].startswith(work)
         assert (verdict["made"] > 60) == verdict["compiled"]
         assert (verdict["handed over"] > 0) == verdict["compiled"]
 

@@ -154,6 +154,8 @@ def test_messages_that_are_none_are_refused(what):
         calls.add_exchange(0, False, *call, (WRONG[what],), ())
     with pytest.raises(ValueError, match="no such context"):
         calls.add_exchange(2, False, *call, (RIGHT,), ())
+    with pytest.raises(ValueError, match="no such copy"):
+        calls.add_exchange(0, False, *call, (RIGHT,), ((0, 0, 2, 0, 8),))
     with pytest.raises(ValueError, match="too few messages"):
         calls.add_exchange(0, False, *call, (), ())
     calls.add_exchange(0, False, *call, (RIGHT,), ())

@@ -79,7 +79,9 @@ class CpuEngine(Engine):
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and run it."""
         seconds = take_seconds(how) if "timeout" in how else None
-        small, later = self._small, bool(how) and "async_op" in how
+        small, later, plain = self._small, bool(how) and "async_op" in how, how
+        if later:  # what the compiled part knows a call by
+            plain = {option: how[option] for option in how if option != "async_op"}
         if small is not None and not later:
             if sendbuf.__class__ is not np.ndarray and sendbuf is not None:
                 sendbuf, recvbuf = self._arrays.pair(sendbuf, recvbuf)
@@ -90,7 +92,6 @@ class CpuEngine(Engine):
                 self._raise(error, (sendbuf, recvbuf))
         elif small is not None and how.get("async_op") is True and self._state._worker is not None:
             sendbuf, recvbuf = alive = self._arrays.pair(sendbuf, recvbuf)
-            plain = {option: how[option] for option in how if option != "async_op"}
             try:
                 started = small.start(name, sendbuf, recvbuf, op, root, plain, seconds)
                 if started is not None:
@@ -134,7 +135,6 @@ class CpuEngine(Engine):
                 checked = self.calls.checked((key, 0))
             after = None
             if small is not None and checked is not None and checked.taken != small.whole:
-                plain = {option: how[option] for option in how if option != "async_op"}
                 call = name, sendbuf, recvbuf, op, root, plain
                 after = functools.partial(small.add, checked, found[0], call)
             return self._later(*found, seconds, (sendbuf, recvbuf), after)

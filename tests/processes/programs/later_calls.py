@@ -11,7 +11,7 @@ from tests.processes.programs.verdict import error_of
 
 def later() -> dict:
     """Asynchronous calls: several under way, beside messages and blocking calls, not waited for."""
-    counted, seen = mixed(), []
+    counted, seen, shown = mixed(), [], ""
     comm, n = counted.comm, counted.comm.nranks
     right, left = (comm.rank + 1) % n, (comm.rank - 1) % n
     x, y = np.empty(10, "f4"), np.empty(10, "f4")
@@ -43,10 +43,16 @@ def later() -> dict:
         time.sleep(0.001)
     seen.append(float(x[0]) == n)
     comm.barrier()
-    shown = repr(comm.all_reduce(x, async_op=True))
+    for _ in range(2):  # one of which looks, in Python, at who has died
+        comm.all_reduce(y)
+    x[:], before = 1, counted.handed_over
     if comm.rank == 1:
-        time.sleep(0.05)
+        time.sleep(0.01)
+        error_of(comm.all_reduce, x)  # those who left it to Python have not entered it
+    else:
+        shown = repr(comm.all_reduce(x, async_op=True))
     comm.close()  # what peers have seen is let end
+    seen.append(counted.handed_over == before or float(x[0]) == n)
     return {
         "seen": seen,
         "shown": shown,

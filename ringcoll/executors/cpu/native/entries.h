@@ -272,6 +272,11 @@ static int read_parts(const Calls* self, Exchange* exchange, PyObject* messages,
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(copies, exchange->ncopies), "ininn", &copy->from,
                               &copy->source, &copy->to, &copy->destination, &copy->nbytes))
             return -1;
+        if (copy->from < FIRST || copy->from > SECOND || copy->to < FIRST || copy->to > SECOND ||
+            copy->nbytes < 0 || copy->nbytes > SMALL) {
+            PyErr_SetString(PyExc_ValueError, "no such copy");
+            return -1;
+        }
     }
     return 0;
 }

@@ -24,7 +24,7 @@
 #define MOST 32       /* messages of an exchange */
 #define INTERVAL 0.02 /* seconds between looks at who has died */
 
-/* Objects of a rank: RankState, CpuExecutor, Fabric, the set of open groups, CpuExecutor.resume,
+/* Objects of a rank: RankState, CpuExecutor, Fabric, the set of open groups, its resume and rest,
  * the numbers of the texts that the rank keeps, and Progress. */
 enum { STATE, HOST, FABRIC, GROUPS, RESUME, REST, NUMBERS, PROGRESS, OWNED };
 
