@@ -148,8 +148,9 @@ class Settings:
             out, 0.25; benchmarks wait for ever (``math.inf``).
         tuning: path of a table that ``ringcoll tune`` has written, or "off"; left out, the one in
             the user's cache folder for this device and number of ranks. All ranks take rank 0's.
-        compiled: whether small calls of CPU ranks that come again are made by the package's
-            compiled part; left out, they are where it has been built.
+        compiled: whether calls that come again are made by the package's compiled parts: small ones
+            of CPU ranks, and those of GPU ranks that are one kernel; left out, they are where these
+            have been built.
 
     """
 

@@ -30,6 +30,7 @@ class Library:
 
     read: Callable[[Any], Reading | None]
     stream: Callable[[Any], Stream]
+    owner: object | None = None  # of torch: what its streams are given as kept by
 
 
 class Libraries(dict[type, Library]):
@@ -52,7 +53,8 @@ def library_of(kind: type, ordinal: int) -> Library:
     if cupy is not None and kind is cupy.ndarray and hasattr(cupy.ndarray, "_c_contiguous"):
         return Library(_cupy_reader(ordinal), _cupy_stream(ordinal))
     if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
-        return Library(_torch_reader(torch, ordinal), TorchStreams(torch, ordinal).current)
+        streams = TorchStreams(torch, ordinal)
+        return Library(_torch_reader(torch, ordinal), streams.current, streams)
 
     def read(array: Any) -> Reading | None:
         if isinstance(array, (str, int, float, complex)):

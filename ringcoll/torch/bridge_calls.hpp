@@ -44,6 +44,7 @@ enum Part {
     STREAM,
     STREAM_ID,
     LAUNCH,
+    DEVICE_OF_CONTEXT,
     KEPT,
     PARTS
 };
@@ -65,6 +66,17 @@ inline bool is_recorded(const Parts& parts, const py::handle& prepared) {
     static const Name slot("slot"), number("number");
     const py::object record = item(parts[RECORDS], integer(slot.of(prepared)));
     return are_equal(record, number.of(prepared));
+}
+
+// Whether the group's device is this thread's, and bound to it: the driver says both in one answer.
+inline bool is_here(const Parts& parts) {
+    static const Name bound("bound");
+    const auto driver = reinterpret_cast<int (*)(int*)>(integer(parts[DEVICE_OF_CONTEXT]));
+    if (driver != nullptr) {
+        int device = -1;
+        return driver(&device) == 0 && device == integer(parts[ORDINAL]);
+    }
+    return are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]) && is_true(bound.of(parts[THREAD]));
 }
 
 // cuLaunchKernel: a kernel, its grid and block, shared memory, a stream, its parameters, no extra.
@@ -94,8 +106,8 @@ template <class Before>
 bool launch(const Parts& parts, const py::handle& prepared, const py::handle& stream,
             uintptr_t address, const Before& before) {
     static const Name kernel_of("kernel"), settled("settled"), marking("marking"), mark("mark"),
-        alarm("alarm"), due("due"), bound("bound"), parameter_of("parameter"), filled("filled"),
-        fill("fill"), last("last"), entered("entered"), fail("fail"), lock_of("lock");
+        alarm("alarm"), due("due"), parameter_of("parameter"), filled("filled"), fill("fill"),
+        last("last"), entered("entered"), fail("fail"), lock_of("lock");
     const py::object kernel = kernel_of.of(prepared);
     if (kernel.is_none()) return false;
     const Held lock(lock_of.of(parts[RANK]));  // in a fork it is another
@@ -105,8 +117,7 @@ bool launch(const Parts& parts, const py::handle& prepared, const py::handle& st
             std::chrono::steady_clock::now().time_since_epoch();  // Python's time.monotonic()
         if (!are_equal(stream, settled.of(order)) || is_true(item(alarm.of(timer), 0)) ||
             now.count() >= real(due.of(timer)) || is_true(item(parts[REPORT], 0)) ||
-            !is_recorded(parts, prepared) || !are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]) ||
-            !is_true(bound.of(parts[THREAD])))
+            !is_recorded(parts, prepared) || !is_here(parts))
             return false;
         before();
         const py::object parameter = parameter_of.of(kernel), at = py::int_(address);

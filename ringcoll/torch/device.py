@@ -87,6 +87,7 @@ class Device:
             stream=side.handle,
             stream_id=side.id,
             launch=address_of("cuLaunchKernel"),
+            device_of_context=address_of("cuCtxGetDevice"),
             kept={},
         )
 

@@ -1,4 +1,4 @@
-"""Kept calls on the fast path, and what leaves it: on GPUs of host memory.
+"""Kept calls on the fast path, and what leaves it: on GPUs of host memory, by both of its kinds.
 
 The ranks of one process are threads, whose fabric has no word for the fast path: each is given a
 timer. A process alone may have the fabric of processes.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import math
 import os
+import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ from ringcoll.bootstrap.contract import SingleBootstrap
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ClosedError, Error
+from ringcoll.executors.cuda import launches
 from ringcoll.executors.cuda.reports import Report
 from ringcoll.executors.shared_state import RECORDS
 from ringcoll.fabric import opening
@@ -37,6 +40,15 @@ pytest.importorskip("cupy")
 from tests.gpu.fake_gpus import Launch, in_threads
 
 pytestmark = needs_compiler
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "python"], autouse=True)
+def compiled(request, monkeypatch) -> bool:
+    """Whether the compiled part launches."""
+    if request.param and launches._launches is None:
+        pytest.skip("the compiled part has not been built")
+    monkeypatch.setenv("RINGCOLL_COMPILED", str(int(request.param)))
+    return request.param
 
 
 @pytest.fixture
@@ -96,6 +108,36 @@ def test_a_call_that_was_launched_takes_the_fast_path(alone) -> None:
     comm.synchronize()
     assert not call(), "its stream may be captured since"
     assert call()
+
+
+def test_the_compiled_part_makes_a_warm_call(alone, compiled) -> None:
+    """Of the package's Python two functions are left."""
+    comm, call = alone
+    known, entered = comm._engine._known, list[str]()
+    assert (known is not None) == compiled
+    call()
+
+    package = str(Path(ringcoll.__file__).parent)
+
+    def profile(frame, event, _argument) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert entered[:2] == ["all_reduce", "collective"]
+    assert ({*entered[2:]} <= {"size"}) == compiled, "of an array around a pointer"
+
+
+def test_calls_that_were_forgotten_are_made_by_python(alone, compiled) -> None:
+    comm, call = alone
+    call()
+    comm._engine.forget()
+    assert not call(), "it is prepared again"
+    assert call() and call()
 
 
 def test_what_the_fast_path_leaves_the_slow_path_runs(alone, slow, gpus) -> None:
@@ -305,6 +347,7 @@ def process(gpus, slow, monkeypatch):
     comm.close()
 
 
+@pytest.mark.parametrize("compiled", [False], indirect=True)  # which has a clock of its own
 def test_a_process_looks_at_its_peers_every_20_ms(process, monkeypatch) -> None:
     _, call = process
     now = time.monotonic() + 10

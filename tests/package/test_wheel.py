@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from ringcoll.executors.cpu import small_calls
+from ringcoll.executors.cuda import launches
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.generic import generic_texts
 from ringcoll.executors.cuda.shipped import write_archive
@@ -148,24 +149,26 @@ def test_a_wheel_of_a_bare_checkout_has_none(tmp_path, checkout):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    small_calls._small_calls is None, reason="without a C compiler there is no compiled part"
+    small_calls._small_calls is None, reason="without a C compiler there are no compiled parts"
 )
-def test_a_wheel_has_the_compiled_part_for_the_python_that_builds_it(tmp_path, checkout):
+def test_a_wheel_has_the_compiled_parts_for_the_python_that_builds_it(tmp_path, checkout):
     wheel = built(checkout, tmp_path / "dist", {})
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(suffix)]
-        assert names == [f"ringcoll/executors/cpu/_small_calls{suffix}"]
-        archive.extract(names[0], tmp_path)
+        parts = "cpu/_small_calls", "cuda/_launches"
+        assert sorted(names) == [f"ringcoll/executors/{part}{suffix}" for part in parts]
+        archive.extractall(tmp_path, names)
     assert f"-cp3{sys.version_info.minor}-" in wheel.name
-    spec = importlib.util.spec_from_file_location("_small_calls", tmp_path / names[0])
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    assert found.INTERFACE == small_calls._INTERFACE
+    for part, wanted in zip(parts, (small_calls, launches), strict=True):
+        place = tmp_path / "ringcoll" / "executors" / f"{part}{suffix}"
+        spec = importlib.util.spec_from_file_location(place.name.partition(".")[0], place)
+        assert spec is not None and spec.loader is not None
+        assert importlib.util.module_from_spec(spec).INTERFACE == wanted._INTERFACE
 
 
 @pytest.mark.slow
-def test_a_wheel_that_finds_no_c_compiler_goes_without_the_compiled_part(tmp_path, checkout):
+def test_a_wheel_that_finds_no_c_compiler_goes_without_compiled_parts(tmp_path, checkout):
     wheel = built(checkout, tmp_path / "dist", {"CC": str(tmp_path / "none"), "LDSHARED": "none"})
     assert wheel.name.endswith("-py3-none-any.whl")
     assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")] == []

@@ -5,8 +5,6 @@ Tensors lie on the CPU, whose number for torch is -1; all between torch and the 
 
 from __future__ import annotations
 
-import math
-import threading
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,12 +12,11 @@ from unittest import mock
 import torch
 
 from ringcoll.communicator.call_cache import CheckedCall
-from ringcoll.executors.cuda.fast_path import FastPath
-from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.torch import device as module
 from ringcoll.torch.device import Device
+from tests.gpu.noted_rank import STREAM, NotedRank
 
-MAIN, SIDE = 5, 7
+MAIN, SIDE = STREAM, 7
 """Handles of the caller's stream and of the group's own."""
 
 
@@ -55,38 +52,12 @@ class Kernel:
         self._noted.append((stream, *self.parameter.filled))
 
 
-class Rank:
-    """A rank of a group, as the fast path sees it: nothing is in the way."""
+class Rank(NotedRank):
+    """A rank of a group."""
 
     def __init__(self, group: Any) -> None:
-        self.noted: list[Any] = []
-        self.failed: list[BaseException] = []
-        self.timer = LivenessTimer(memoryview(bytearray(8)).cast("Q"))
-        self.timer.due = math.inf
-        self.order = SimpleNamespace(
-            settled=MAIN, marking=False, mark=lambda stream: self.noted.append(("mark", stream))
-        )
-        self.here = SimpleNamespace(get=lambda: -1, ordinal=-1, thread=SimpleNamespace(bound=True))
-        self.errors = SimpleNamespace(last=None, _found=None)
-        self.fabric = SimpleNamespace(entered=0)
-        self.report = memoryview(bytearray(8)).cast("I")
-        self.records = [0, 3]
-        executor: Any = SimpleNamespace(
-            fabric=self.fabric,
-            stream_order=self.order,
-            current=self.here,
-            async_errors=self.errors,
-            report=SimpleNamespace(host=self.report),
-            shared_state=SimpleNamespace(record_numbers=self.records),
-        )
-        self.stream = MAIN
-        self.state = SimpleNamespace(
-            config=SimpleNamespace(engine=None),
-            lock=threading.RLock(),
-            fail=self.failed.append,
-            cuda=SimpleNamespace(failure=lambda: None),
-        )
-        path = self.path = FastPath(self.state, executor, self.timer)
+        super().__init__(-1)
+        self.stream, path = MAIN, self.path
         self.state.fast_path = lambda: path
         comm: Any = SimpleNamespace(rank=0, nranks=2, close=lambda: None, _state=self.state)
         with (

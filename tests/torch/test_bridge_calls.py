@@ -183,6 +183,27 @@ assert made(False) is not None and noted == [], "it returns 0 only without Pytho
     two(KEPT + code + END)
 
 
+def test_the_driver_says_whether_the_device_is_the_threads(two):
+    code = """
+import ctypes
+fake.here.thread.bound, answer = False, [0, 2]
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+def get_device(at):
+    at[0] = answer[1]
+    return answer[0]
+
+there = ctypes.cast(get_device, ctypes.c_void_p).value
+fake.device.bridged = fake.device.bridged._replace(device_of_context=there)
+assert made(False) is None and noted == [], "another device"
+answer[:] = 201, -1
+assert made(False) is None and noted == [], "no context"
+answer[:] = 0, -1
+assert made(False) is not None and noted == plain
+"""
+    two(KEPT + code + END)
+
+
 def test_attributes_of_another_class_and_of_a_changed_one(two):
     code = """
 class Slotted:

@@ -35,6 +35,7 @@ from ringcoll.cuda.readers import Libraries
 from ringcoll.cuda.streams import stream_of
 from ringcoll.dtypes import DType
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
+from ringcoll.executors.cuda.launches import Launches, StreamOwners, is_wanted
 from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.tuner.predicted import power
 from ringcoll.views import Extent, device_view, extent_of, start_of
@@ -53,13 +54,17 @@ class CudaEngine(MessageEngine):
         super().__init__(state, nranks, keeps=keeps)
         self._ordinal = state.device.ordinal
         self.device, self.xp, self._streams = f"cuda:{self._ordinal}", cupy, cupy.cuda.Stream
-        # The owners of the last call's streams, by handle: a stream must live until the next call
-        # has waited for it. Several, because a group may make its calls in another order.
-        self._owners: dict[int, object] = {}
+        self._owners = StreamOwners()
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
         self._checked = self.calls.checked
-        self._fast_path = state.fast_path() if isinstance(state, CudaState) else None
+        path = state.fast_path() if isinstance(state, CudaState) else None
+        self._known = None
+        if path is not None and is_wanted(state.settings.compiled):
+            self._known = Launches(path, self._owners, open_groups, self._libraries)
+        # A method of one of these, which do not know this engine.
+        launcher = path if self._known is None else self._known
+        self._launch = None if launcher is None else launcher.launch
         # Across nodes calls are prepared for each address.
         self._recounts = isinstance(state, CudaState)
         self._torch_stream: tuple[int, object] = 0, _no_group  # no stream
@@ -81,6 +86,9 @@ class CudaEngine(MessageEngine):
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and enqueue it."""
         stream, later, key, shape, found, prepared = None, False, None, None, None, None
+        known = None if how or check is not prepare_collective else self._known
+        if known is not None and known.make(name, sendbuf, recvbuf, op, root):
+            return None
         options: tuple[object, ...] = ()
         addresses: Given
         state: Any = self._state
@@ -137,15 +145,21 @@ class CudaEngine(MessageEngine):
             enqueued = LaunchRequest(prepared, pointer, owner is not None, addresses)
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
-        fast_path, owners = self._fast_path, self._owners
+        launch, owners = self._launch, self._owners.now
         fast = (
-            fast_path is not None
+            launch is not None
             and owners.get(pointer) is owner
             and len(owners) == 1  # of a group's streams, all but one of which the next call lets go
-            and fast_path.launch(prepared, pointer, addresses)
+            and launch(prepared, pointer, addresses)
         )
         if not fast:
             self._run(prepared, pointer, owner, addresses)
+        elif known is not None and key and prepared.taken != known.whole and prepared.any_class:
+            for where in key, (key, second - first):
+                checked = self._checked(where)
+                if checked is not None and checked.any_class is prepared:
+                    call = name, sendbuf, recvbuf, op, root
+                    known.add(call, prepared, checked.places, checked.nbytes)
         if not later:
             return None
         events = state.cuda.events  # the fast path has looked which device is current
@@ -155,9 +169,9 @@ class CudaEngine(MessageEngine):
     def _run(self, prepared: Any, stream: int, owner: object, addresses: Given) -> None:
         """Enqueue a call of this rank alone, and keep the owner of its stream."""
         with self._state.lock:
-            before = self._owners
+            before = self._owners.now
             if before.get(stream) is not owner or len(before) > 1:
-                self._owners = {stream: owner}
+                self._owners.now = {stream: owner}
             try:
                 self._state.run(prepared, stream, addresses)
             except BaseException:
@@ -240,15 +254,15 @@ class CudaEngine(MessageEngine):
         group, state = current(), self._state
         if group is not None:
             group.add(state, call, None, alive)
-            before, same = self._owners, self._group() is group
+            before, same = self._owners.now, self._group() is group
             if not same or before.get(stream) is not owner:
                 own = {**before, stream: owner} if same else {stream: owner}
-                self._owners, self._group = own, weakref.ref(group)
+                self._owners.now, self._group = own, weakref.ref(group)
                 self._keep(before)
             return group.work if later else None
         with state.lock:
-            before = self._owners
-            self._owners = {stream: owner}
+            before = self._owners.now
+            self._owners.now = {stream: owner}
             try:
                 if isinstance(call, GroupCall):
                     run_together([(state, call, None)])
@@ -267,7 +281,13 @@ class CudaEngine(MessageEngine):
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
         last = self._state.cuda.stream_order.stream
         if last in before:
-            self._owners.setdefault(last, before[last])
+            self._owners.now.setdefault(last, before[last])
+
+    def forget(self) -> None:
+        """Drop all prepared calls."""
+        super().forget()
+        if self._known is not None:
+            self._known.clear()
 
     def views(self, name: str, /, **buffers: Any) -> list[Any]:
         """The buffers as flat arrays, for the checks."""

@@ -25,6 +25,7 @@ from ringcoll.communicator.work import Work
 from ringcoll.cuda.readers import Libraries
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import GroupCall, LaunchRequest
+from ringcoll.executors.cuda.launches import StreamOwners
 from ringcoll.executors.cuda.message_calls import PairCalls
 from ringcoll.executors.cuda.message_launch import PreparedPairs
 from ringcoll.executors.cuda.recounted import COUNTS
@@ -82,7 +83,7 @@ class MessageEngine(Engine):
     """Makes the calls of one GPU rank that are sends and receives."""
 
     _libraries: Libraries
-    _owners: dict[int, object]
+    _owners: StreamOwners
 
     def __init__(self, state: Any, nranks: int, *, keeps: bool) -> None:
         super().__init__(state, nranks)
@@ -239,9 +240,9 @@ class MessageEngine(Engine):
             prepared = self._prepared_messages(key, found)
         state: Any = self._state
         with state.lock:
-            before = self._owners
+            before = self._owners.now
             if before.get(pointer) is not owner or len(before) > 1:
-                self._owners = {pointer: owner}
+                self._owners.now = {pointer: owner}
             try:
                 if prepared is None:  # its launch holds until the next of its kind
                     prepared = state.recounted_pairs(found)

@@ -75,8 +75,9 @@ def init(
               generic one carries it; None: 0.25.
             - ``tuning``: path of a table of ``ringcoll tune``, or "off"; None: the one in the
               user's cache folder for this device and number of ranks.
-            - ``compiled``: whether small calls of CPU ranks run by the package's compiled part;
-              None: they do where it has been built.
+            - ``compiled``: whether the package's compiled parts make calls that come again, small
+              ones of CPU ranks and those of GPU ranks that are one kernel; None: they do where
+              they have been built.
             - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.
 
     Returns:

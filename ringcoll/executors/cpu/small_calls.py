@@ -9,14 +9,13 @@ stays in charge: it makes every call that is new, and goes on with one that has 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ringcoll.errors import MachineError
+from ringcoll.executors import compiled
 from ringcoll.executors.binding import Operand, RowArrays, slot_size
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cpu.cpu_call import ActiveCall, BoundRows, CpuCall
@@ -29,14 +28,8 @@ from ringcoll.fabric.poll import AT_ONCE
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 7  # of the compiled part; one that is older than this file is not used
-
-try:
-    _small_calls: Any = importlib.import_module("ringcoll.executors.cpu._small_calls")
-except ImportError:  # it is built where the package is installed, if there is a C compiler
-    _small_calls = None
-if _small_calls is not None and _small_calls.INTERFACE != _INTERFACE:
-    _small_calls = None
+_INTERFACE = 7
+_small_calls: Any = compiled.load("ringcoll.executors.cpu._small_calls", _INTERFACE)
 
 _HALVES = 3  # a bit for each half of SCRATCH; above it the number of times that all was forgotten
 
@@ -82,18 +75,8 @@ class _Sizes:
 
 
 def is_wanted(setting: bool | None) -> bool:
-    """Whether the setting ``compiled`` asks for the compiled part; None: where it has been built.
-
-    Raises:
-        MachineError: it is to be used, and has not been built.
-
-    """
-    if setting and _small_calls is None:
-        raise MachineError(
-            "init: compiled=True, but the package has no compiled part for this Python: install it "
-            "anew where there is a C compiler, or leave compiled out"
-        )
-    return _small_calls is not None and setting is not False
+    """Whether the setting ``compiled`` asks for it; see :func:`.compiled.is_wanted`."""
+    return compiled.is_wanted(setting, _small_calls)
 
 
 def fits(host: CpuExecutor) -> bool:

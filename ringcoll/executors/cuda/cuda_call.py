@@ -43,6 +43,7 @@ class CudaCall:
     recounter: Recounter | None = None  # the same, once such a call was to be launched
     timed: dict[float, CudaCall] = field(default_factory=dict)  # this call with other timeouts
     timeouts: tuple[float, ...] = ()  # that have come, of late
+    taken: int = 0  # see Launches.add
 
     @property
     def any_class(self) -> bool:

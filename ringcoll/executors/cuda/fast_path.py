@@ -35,7 +35,8 @@ class Rank(Protocol):
 class FastPath:
     """Launches calls of one rank for which the slow path would do no more than this.
 
-    ``torch/bridge_calls.hpp`` does the same for groups of torch: what changes here changes there.
+    ``native/launch.h`` does the same where it has been built, ``torch/bridge_calls.hpp`` for groups
+    of torch: what changes here changes there.
     """
 
     __slots__ = (

@@ -230,22 +230,23 @@ def fixed_words(held: AddressWords, at: Addresses) -> tuple[tuple[int, int, int]
 class Parameter:
     """The bytes of ``Args`` in memory of their own, with the addresses of the last launch."""
 
-    __slots__ = ("_flat", "address", "address_words", "filled", "words")
+    __slots__ = ("address", "address_words", "filled", "flat", "words")
 
     def __init__(self, packed: bytes | array[int], address_words: AddressWords = ()) -> None:
         self.words = packed if isinstance(packed, array) else array("Q", packed)
         self.address, _ = self.words.buffer_info()
         self.address_words = address_words
-        self._flat = [
+        self.flat = tuple(
             (word, number, offset)
             for number, held in enumerate(address_words)
             for word, offset in held
-        ]
+        )
         self.filled: tuple[int, ...] = ()
+        """The addresses of the last launch; (): they are not known."""
 
     def fill(self, addresses: tuple[int, ...]) -> None:
         """Write the addresses of a launch; those of a launch before are in no kernel's memory."""
         words = self.words
-        for word, number, offset in self._flat:
+        for word, number, offset in self.flat:
             words[word] = addresses[number] + offset
         self.filled = addresses

@@ -2,24 +2,8 @@
 
 #pragma once
 
+#include "../../native/same.h"
 #include "types.h"
-
-/* Whether an operator is that of an entry, or are the counts of a call that has some: the same
- * objects, or equal ones of types whose comparison runs no Python. */
-static bool is_same(PyObject* known, PyObject* given) {
-    if (known == given) return true;
-    if (Py_TYPE(known) != Py_TYPE(given)) return false;
-    if (PyTuple_CheckExact(known)) {
-        Py_ssize_t size = PyTuple_GET_SIZE(known);
-        bool same = size == PyTuple_GET_SIZE(given);
-        for (Py_ssize_t k = 0; same && k < size; k++)
-            same = is_same(PyTuple_GET_ITEM(known, k), PyTuple_GET_ITEM(given, k));
-        return same;
-    }
-    bool plain =
-        PyLong_CheckExact(known) || PyUnicode_CheckExact(known) || PyBytes_CheckExact(known);
-    return plain && PyObject_RichCompareBool(known, given, Py_EQ) == 1;
-}
 
 /* Whether options are the very objects of those of an entry: 1 is not True. */
 static bool has_options(const Shape* shape, PyObject* how) {

@@ -1,0 +1,118 @@
+"""Calls that were launched before, by the compiled part of the package, where it has been built.
+
+Of a warm call of a GPU rank some 4 µs are Python's and as many the driver's
+(``gpu_launch_parts_2.json``). ``native/launches.c`` reads the arrays, finds the call and hands it
+to the driver without Python's part. Python stays in charge: it makes every call that is new or has
+more to do, and gives those that it has launched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringcoll.cuda.driver import address_of
+from ringcoll.cuda.raw import RawArray
+from ringcoll.cuda.readers import Libraries
+from ringcoll.executors import compiled
+from ringcoll.executors.contract import Given
+from ringcoll.executors.cuda.fast_path import FastPath
+
+_INTERFACE = 1
+_launches: Any = compiled.load("ringcoll.executors.cuda._launches", _INTERFACE)
+
+MOST = 512
+"""Calls that are known at a time."""
+
+_DLPACK_CUDA = 2  # kDLCUDA
+
+
+@dataclass(slots=True, eq=False)
+class StreamOwners:
+    """What keeps the streams of a rank's last call alive, by their handles.
+
+    A stream must live until the next call has waited for it. There are several of a group, which
+    may make its calls in another order.
+    """
+
+    now: dict[int, object] = field(default_factory=dict)
+
+
+def is_wanted(setting: bool | None) -> bool:
+    """Whether the setting ``compiled`` asks for it; see :func:`.compiled.is_wanted`."""
+    return compiled.is_wanted(setting, _launches)
+
+
+class Launches:
+    """The calls of one rank that the compiled part knows: those of one kernel, on any arrays."""
+
+    def __init__(
+        self, path: FastPath, owners: StreamOwners, groups: set[Any], libraries: Libraries
+    ) -> None:
+        from cupy.cuda import get_current_stream
+
+        current = path.current
+        parts = (
+            *(path.rank, path.order, path.timer, path.report, path.records),
+            *(current.get, current.ordinal, current.thread, path.errors, path.fabric),
+            *(owners, groups, get_current_stream),
+        )
+        driver = address_of("cuLaunchKernel"), address_of("cuCtxGetDevice")
+        self._launches = _launches.Launches(parts, *driver, (_DLPACK_CUDA, current.ordinal))
+        self._libraries = libraries
+        self._learnt: dict[type, bool] = {type(None): True}
+        self.make: Callable[..., bool] = self._launches
+        """Makes a call that is known: of its name, buffers, operator and root.
+
+        False: it is for Python, and nothing of it has begun.
+        """
+        self.launch: Callable[[Any, int, Given], bool] = self._launches.launch
+        """As :meth:`.FastPath.launch`."""
+        self.whole = 1
+        """What a prepared call notes that it knows. More each time that all was forgotten."""
+        self._size = 0
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._launches.clear()
+        self.whole += 1
+        self._size = 0
+
+    def add(
+        self,
+        call: tuple[str, Any, Any, Any, int],
+        prepared: Any,
+        places: tuple[int, int, int, int],
+        nbytes: tuple[int, int],
+    ) -> None:
+        """Take a call that has just been launched, with its arguments.
+
+        ``places``: the argument of INPUT, and where it lies in it; the same of OUTPUT. ``nbytes``:
+        of both arguments.
+        """
+        _, sendbuf, recvbuf, _, _ = call
+        if self._learn(type(sendbuf)) and self._learn(type(recvbuf)):
+            if self._size == MOST:
+                self.clear()
+            self._size += self._launches.add(*call, prepared, places, nbytes)
+        prepared.taken = self.whole
+
+    def _learn(self, kind: type) -> bool:
+        """Whether arrays of a type are read there."""
+        found = self._learnt.get(kind)
+        if found is None:
+            found = self._learnt[kind] = self._read_there(kind)
+        return found
+
+    def _read_there(self, kind: type) -> bool:
+        library, learn = self._libraries[kind], self._launches.learn
+        if library.owner is not None:  # torch's
+            table = getattr(kind, "__dlpack_c_exchange_api__", None)
+            return table is not None and learn(kind, _launches.DLPACK, table, library.owner)
+        if kind is RawArray:
+            return bool(learn(kind, _launches.RAW, None, None))
+        cupy = sys.modules.get("cupy")
+        known = cupy is not None and kind is cupy.ndarray and hasattr(kind, "_c_contiguous")
+        return known and learn(kind, _launches.CUPY, None, None)

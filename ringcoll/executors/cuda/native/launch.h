@@ -1,0 +1,215 @@
+/* The launch of a call, as FastPath.launch, which says why each word is looked at. */
+
+#pragma once
+
+#include <time.h>
+
+#include "names.h"
+#include "types.h"
+
+/* Whether an item of the list of record numbers is that of a call: 1, 0 or -1. */
+static int is_recorded(const Launches* self, PyObject* prepared) {
+    long long slot;
+    if (number_of(prepared, &n_slot, &slot) < 0) return -1;
+    PyObject* number = get(prepared, &n_number);
+    if (number == NULL) return -1;
+    PyObject* record = PyList_GetItem(self->owned[RECORDS], (Py_ssize_t)slot); /* borrowed */
+    int same = record == NULL ? -1 : PyObject_RichCompareBool(record, number, Py_EQ);
+    Py_DECREF(number);
+    return same;
+}
+
+/* Whether the timer's next look at the peers is not due, and no alarm is given: 1, 0 or -1. */
+static int is_early(const Launches* self) {
+    PyObject* alarm = get(self->owned[TIMER], &n_alarm);
+    int given = alarm == NULL ? -1 : is_first_true(alarm);
+    Py_XDECREF(alarm);
+    if (given != 0) return given < 0 ? -1 : 0;
+    PyObject* due = get(self->owned[TIMER], &n_due);
+    if (due == NULL) return -1;
+    double when = PyFloat_AsDouble(due);
+    Py_DECREF(due);
+    if (when == -1.0 && PyErr_Occurred()) return -1;
+    struct timespec now; /* as Python's time.monotonic() */
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9 < when;
+}
+
+/* Whether the device of a rank is this thread's: 1, 0 or -1. */
+static int is_here(const Launches* self) {
+    if (self->get_device != NULL) {
+        int device;
+        return self->get_device(&device) == 0 && device == self->device;
+    }
+    PyObject* device = PyObject_CallNoArgs(self->owned[GET_DEVICE]);
+    if (device == NULL) return -1;
+    int same = PyObject_RichCompareBool(device, self->owned[ORDINAL], Py_EQ);
+    Py_DECREF(device);
+    return same == 1 ? is_true(self->owned[THREAD], &n_bound) : same;
+}
+
+/* Whether the slow path would do no more than enqueue: 1, 0 or -1. */
+static int is_plain(const Launches* self, PyObject* prepared, PyObject* stream) {
+    PyObject* settled = get(self->owned[ORDER], &n_settled);
+    if (settled == NULL) return -1;
+    int plain = PyObject_RichCompareBool(settled, stream, Py_EQ);
+    Py_DECREF(settled);
+    if (plain == 1) plain = is_early(self);
+    if (plain == 1) { /* behind the first: a rank that has closed has freed it */
+        int reported = is_first_true(self->owned[REPORT]);
+        plain = reported < 0 ? -1 : !reported;
+    }
+    if (plain == 1) plain = is_recorded(self, prepared);
+    return plain == 1 ? is_here(self) : plain;
+}
+
+/* Read what the driver is told of a kernel. */
+static int read_kernel(const Launches* self, PyObject* launchable, Kernel* kernel) {
+    long long function = 0, pointers, blocks = 0, locals = 0, threads = 0;
+    if (number_of(launchable, &n_pointers, &pointers) < 0) return -1;
+    if (self->launch != NULL && (number_of(launchable, &n_function, &function) < 0 ||
+                                 number_of(launchable, &n_blocks, &blocks) < 0 ||
+                                 number_of(launchable, &n_locals, &locals) < 0 ||
+                                 number_of(launchable, &n_threads, &threads) < 0))
+        return -1;
+    *kernel = (Kernel){(uintptr_t)function, (uintptr_t)pointers, (unsigned)blocks, (unsigned)locals,
+                       (unsigned)threads};
+    return 0;
+}
+
+/* Give a kernel to the driver: without Python's lock, since CUDA waits here for a queue that is
+ * full behind a kernel that waits for a peer. Where the driver refuses, Python asks it again and
+ * words the error: that of the second time. */
+static int enqueue(const Launches* self, PyObject* launchable, const Kernel* kernel,
+                   PyObject* stream) {
+    if (self->launch != NULL) {
+        uintptr_t on = (uintptr_t)PyLong_AsVoidPtr(stream);
+        if (on == 0 && PyErr_Occurred()) return -1;
+        int status;
+        Py_BEGIN_ALLOW_THREADS;
+        status = self->launch(kernel->function, kernel->blocks, kernel->locals, 1, kernel->threads,
+                              1, 1, 0, on, kernel->pointers, 0);
+        Py_END_ALLOW_THREADS;
+        if (status == 0) return 0;
+    }
+    PyObject* pointers = PyLong_FromUnsignedLongLong(kernel->pointers);
+    PyObject* zero = PyLong_FromLong(0);
+    PyObject* done = NULL;
+    if (pointers != NULL && zero != NULL)
+        done = PyObject_CallMethodObjArgs(launchable, n_enqueue.text, stream, pointers, zero, NULL);
+    Py_XDECREF(pointers);
+    Py_XDECREF(zero);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Write down that a call has been enqueued. */
+static int note(const Launches* self, PyObject* prepared, PyObject* stream) {
+    /* Read after the launch: another thread may have begun to mark ends meanwhile. */
+    int marking = is_true(self->owned[ORDER], &n_marking);
+    if (marking == 1) {
+        PyObject* marked = PyObject_CallMethodOneArg(self->owned[ORDER], n_mark.text, stream);
+        marking = marked == NULL ? -1 : 0;
+        Py_XDECREF(marked);
+    }
+    if (marking < 0 || set(self->owned[ERRORS], &n_last, prepared) < 0) return -1;
+    long long entered;
+    if (number_of(self->owned[FABRIC], &n_entered, &entered) < 0) return -1;
+    PyObject* more = PyLong_FromLongLong(entered + 1);
+    int written = more == NULL ? -1 : set(self->owned[FABRIC], &n_entered, more);
+    Py_XDECREF(more);
+    return written;
+}
+
+/* Let the rank know of the error that is raised, unless that raises another. */
+static void fail(const Launches* self) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL) PyException_SetTraceback(error, trace);
+    PyObject* told = PyObject_CallMethodOneArg(self->owned[RANK], n_fail.text, error);
+    if (told != NULL) {
+        Py_DECREF(told);
+        PyErr_Restore(type, error, trace);
+    } else {
+        Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(trace);
+    }
+}
+
+/* Write the addresses of a launch into the parameter of an entry. Python knows those that it wrote
+ * itself: none after this. */
+static int fill_words(Entry* entry, const uintptr_t* addresses) {
+    for (int k = 0; k < entry->nfills; k++) {
+        const Fill* fill = &entry->fills[k];
+        entry->words[fill->word] = addresses[fill->number] + fill->offset;
+    }
+    PyObject* filled = get(entry->parameter, &n_filled);
+    if (filled == NULL) return -1;
+    int none = PyTuple_CheckExact(filled) && PyTuple_GET_SIZE(filled) == 0;
+    Py_DECREF(filled);
+    if (none) return 0;
+    PyObject* nothing = PyTuple_New(0);
+    int written = nothing == NULL ? -1 : set(entry->parameter, &n_filled, nothing);
+    Py_XDECREF(nothing);
+    return written;
+}
+
+/* The same for a kernel that Python has: unless they are those of the last launch. */
+static int fill_parameter(PyObject* launchable, PyObject* addresses) {
+    PyObject* parameter = get(launchable, &n_parameter);
+    PyObject* filled = parameter == NULL ? NULL : get(parameter, &n_filled);
+    int same = filled == NULL ? -1 : PyObject_RichCompareBool(addresses, filled, Py_EQ);
+    if (same == 0) {
+        PyObject* done = PyObject_CallMethodOneArg(parameter, n_fill.text, addresses);
+        same = done == NULL ? -1 : 1;
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(filled);
+    Py_XDECREF(parameter);
+    return same < 0 ? -1 : 0;
+}
+
+/* A call whose lock is held: of an entry on these addresses, or of a kernel that Python has. */
+static int launch_locked(const Launches* self, PyObject* prepared, PyObject* launchable,
+                         PyObject* stream, Entry* entry, const uintptr_t* starts,
+                         PyObject* addresses) {
+    int plain = is_plain(self, prepared, stream);
+    if (plain != 1) return plain;
+    Kernel kernel;
+    if (entry != NULL) {
+        kernel = entry->kernel;
+        if (fill_words(entry, starts) < 0) return -1;
+    } else if (read_kernel(self, launchable, &kernel) < 0 ||
+               fill_parameter(launchable, addresses) < 0) {
+        return -1;
+    }
+    if (enqueue(self, launchable, &kernel, stream) < 0 || note(self, prepared, stream) < 0)
+        return -1;
+    return 1;
+}
+
+/* Enqueue a call under the lock of the rank: 1, 0 where nothing was done, or -1. */
+static int launch(const Launches* self, PyObject* prepared, PyObject* launchable, PyObject* stream,
+                  Entry* entry, const uintptr_t* starts, PyObject* addresses) {
+    PyObject* lock = get(self->owned[RANK], &n_lock); /* in a fork it is another */
+    if (lock == NULL) return -1;
+    PyObject* taken = PyObject_CallMethodNoArgs(lock, n_acquire.text);
+    if (taken == NULL) {
+        Py_DECREF(lock);
+        return -1;
+    }
+    Py_DECREF(taken);
+    int made = launch_locked(self, prepared, launchable, stream, entry, starts, addresses);
+    if (made < 0) fail(self);
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject* released = PyObject_CallMethodNoArgs(lock, n_release.text);
+    Py_DECREF(lock);
+    if (released == NULL) {
+        Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(trace);
+        return -1;
+    }
+    Py_DECREF(released);
+    PyErr_Restore(type, error, trace);
+    return made;
+}

@@ -1,0 +1,382 @@
+/* Calls of a GPU rank that were launched before, from their arguments to the driver.
+ *
+ * Python decides everything: what a call runs, how it is prepared, and that it may be launched
+ * here, where it gives the call with its arguments. The code here does no more of a call than
+ * `CudaEngine.collective` and `FastPath.launch` do of one that they know, in their order, and
+ * leaves to Python what it does not know, or finds in another state than that of the last call: it
+ * returns False before anything is done. */
+
+#include "../../native/same.h"
+#include "arrays.h"
+#include "launch.h"
+#include "names.h"
+#include "types.h"
+
+/* -- the table --------------------------------------------------------------------------------- */
+
+static void drop(Entry* entry) {
+    if (--entry->refs > 0) return;
+    Py_CLEAR(entry->name);
+    Py_CLEAR(entry->op);
+    for (int k = 0; k < 2; k++) Py_CLEAR(entry->dtypes[k]);
+    Py_CLEAR(entry->prepared);
+    Py_CLEAR(entry->launchable);
+    Py_CLEAR(entry->parameter);
+    PyMem_Free(entry->fills);
+    PyMem_Free(entry);
+}
+
+/* Where the table has the calls of a name on arrays of such sizes. */
+static size_t bucket_of(PyObject* name, const Reading* arguments) {
+    uint64_t hash =
+        (uintptr_t)name >> 4 ^ (uint64_t)arguments[0].size * 31 ^ (uint64_t)arguments[1].size * 17;
+    return (hash ^ hash >> 8 ^ hash >> 16 ^ hash >> 24) % BUCKETS;
+}
+
+static unsigned alignment_of(const Reading* arguments) {
+    return (unsigned)(arguments[0].start & 7) | (unsigned)(arguments[1].start & 7) << 3;
+}
+
+/* Whether arguments that lie like these are those of an entry: apart, or where they share memory at
+ * the same distance. */
+static bool lies_alike(const Entry* entry, const Reading* arguments) {
+    if (alignment_of(arguments) != entry->alignment) return false;
+    intptr_t distance = (intptr_t)(arguments[1].start - arguments[0].start);
+    bool both = arguments[0].start != 0 && arguments[1].start != 0;
+    bool shared = both && -entry->nbytes[1] < distance && distance < entry->nbytes[0];
+    return shared == entry->shared && (!shared || distance == entry->distance);
+}
+
+static bool is_like(const Reading* known, const Reading* given) {
+    return known->library == given->library && known->size == given->size &&
+           known->kind == given->kind;
+}
+
+/* Find the entry of these arguments, (name, sendbuf, recvbuf, op, root), or NULL. */
+static Entry** find(Launches* self, PyObject* const* given, const Reading* arguments) {
+    if (!PyLong_CheckExact(given[4])) return NULL;
+    int overflow;
+    long root = PyLong_AsLongAndOverflow(given[4], &overflow);
+    if (overflow) return NULL;
+    Entry** at = &self->table[bucket_of(given[0], arguments)];
+    for (; *at != NULL; at = &(*at)->next) {
+        Entry* entry = *at;
+        if (entry->name == given[0] && entry->root == root &&
+            is_like(&entry->arguments[0], &arguments[0]) &&
+            is_like(&entry->arguments[1], &arguments[1]) && is_same(entry->op, given[3]) &&
+            lies_alike(entry, arguments))
+            return at;
+    }
+    return NULL;
+}
+
+/* Read both buffers: 1, 0 where they are for Python, or -1. */
+static int read_both(const Launches* self, PyObject* const* buffers, Reading* arguments) {
+    int taken = read_array(self, buffers[0], &arguments[0]);
+    return taken == 1 ? read_array(self, buffers[1], &arguments[1]) : taken;
+}
+
+/* -- a call ------------------------------------------------------------------------------------ */
+
+/* Whether the stream of the last call is kept alive by this alone: 1, 0 or -1. */
+static int is_kept(const Launches* self, PyObject* stream, PyObject* owner) {
+    PyObject* owners = get(self->owned[OWNERS], &n_now);
+    if (owners == NULL) return -1;
+    int kept = 0;
+    if (PyDict_CheckExact(owners) && PyDict_GET_SIZE(owners) == 1) {
+        PyObject* found = PyDict_GetItemWithError(owners, stream);
+        kept = found != NULL ? found == owner : PyErr_Occurred() ? -1 : 0;
+    }
+    Py_DECREF(owners);
+    return kept;
+}
+
+/* Make the call of an entry on arguments that lie there: as launch. */
+static int make_on(const Launches* self, Entry* entry, const Reading* arguments) {
+    PyObject* owner = NULL;
+    const Library* library =
+        arguments[0].library != NULL ? arguments[0].library : arguments[1].library;
+    PyObject* stream = stream_of(self, library, &owner);
+    int made = stream == NULL ? -1 : is_kept(self, stream, owner);
+    if (made == 1) {
+        uintptr_t bases[3] = {arguments[0].start, arguments[1].start, 0}, starts[GIVEN] = {0};
+        for (int k = 0; k < 2; k++)
+            starts[k] = bases[entry->bases[k]] + (uintptr_t)entry->offsets[k];
+        made = launch(self, entry->prepared, entry->launchable, stream, entry, starts, NULL);
+    }
+    Py_XDECREF(stream);
+    Py_XDECREF(owner);
+    return made;
+}
+
+/* (name, sendbuf, recvbuf, op, root) -> whether the call was made. */
+static PyObject* launches_call(PyObject* object, PyObject* const* given, size_t nargsf,
+                               PyObject* keywords) {
+    Launches* self = (Launches*)object;
+    if (PyVectorcall_NARGS(nargsf) != 5 || keywords != NULL) {
+        PyErr_SetString(PyExc_TypeError, "wanted name, sendbuf, recvbuf, op and root");
+        return NULL;
+    }
+    Reading arguments[2];
+    int made = read_both(self, given + 1, arguments);
+    if (made == 1) {
+        Entry** found = find(self, given, arguments);
+        made = found != NULL && PySet_GET_SIZE(self->owned[GROUPS]) == 0;
+        if (made) {
+            Entry* entry = *found;
+            entry->refs++;
+            made = make_on(self, entry, arguments);
+            drop(entry);
+        }
+    }
+    return made < 0 ? NULL : PyBool_FromLong(made);
+}
+
+/* (prepared, stream, addresses) -> whether it was enqueued: FastPath.launch. */
+static PyObject* launches_launch(Launches* self, PyObject* const* given, Py_ssize_t nargs) {
+    if (nargs != 3 || !PyLong_CheckExact(given[1]) || !PyTuple_CheckExact(given[2])) {
+        PyErr_SetString(PyExc_TypeError, "wanted a prepared call, a stream and a tuple");
+        return NULL;
+    }
+    PyObject* launchable = get(given[0], &n_kernel);
+    if (launchable == NULL) return NULL;
+    int made = 0;
+    if (launchable != Py_None)
+        made = launch(self, given[0], launchable, given[1], NULL, NULL, given[2]);
+    Py_DECREF(launchable);
+    return made < 0 ? NULL : PyBool_FromLong(made);
+}
+
+/* -- what Python gives ------------------------------------------------------------------------- */
+
+/* Read where the words of a parameter hold the addresses of a launch. */
+static int read_fills(Entry* entry) {
+    long long address;
+    PyObject* words = get(entry->parameter, &n_words);
+    PyObject* flat = words == NULL ? NULL : get(entry->parameter, &n_flat);
+    Py_ssize_t size = flat == NULL ? -1 : PyObject_Size(words);
+    if (size >= 0 && !PyTuple_Check(flat)) PyErr_SetString(PyExc_TypeError, "wanted a tuple");
+    if (size >= 0 && !PyErr_Occurred() && number_of(entry->parameter, &n_address, &address) == 0) {
+        Py_ssize_t nfills = PyTuple_GET_SIZE(flat);
+        entry->words = (uint64_t*)(uintptr_t)address;
+        entry->fills = PyMem_Calloc((size_t)nfills + 1, sizeof *entry->fills);
+        if (entry->fills == NULL) PyErr_NoMemory();
+        for (Py_ssize_t k = 0; k < nfills && !PyErr_Occurred(); k++) {
+            Fill* fill = &entry->fills[entry->nfills++];
+            long long offset;
+            if (!PyArg_ParseTuple(PyTuple_GET_ITEM(flat, k), "niL", &fill->word, &fill->number,
+                                  &offset))
+                break;
+            fill->offset = (uint64_t)offset;
+            if (fill->word < 0 || fill->word >= size || fill->number < 0 || fill->number >= GIVEN)
+                PyErr_SetString(PyExc_IndexError, "no such word");
+        }
+    }
+    Py_XDECREF(words);
+    Py_XDECREF(flat);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Read of a prepared call what its launch takes. */
+static int read_prepared(const Launches* self, Entry* entry, PyObject* prepared) {
+    entry->prepared = Py_NewRef(prepared);
+    entry->launchable = get(prepared, &n_kernel);
+    if (entry->launchable == NULL || read_kernel(self, entry->launchable, &entry->kernel) < 0)
+        return -1;
+    entry->parameter = get(entry->launchable, &n_parameter);
+    return entry->parameter == NULL ? -1 : read_fills(entry);
+}
+
+/* Read the arguments by which an entry is found. */
+static int read_arguments(Entry* entry, PyObject* const* given, const Reading* arguments) {
+    entry->name = Py_NewRef(given[0]), entry->op = Py_NewRef(given[3]);
+    entry->alignment = alignment_of(arguments);
+    entry->distance = (intptr_t)(arguments[1].start - arguments[0].start);
+    entry->shared = arguments[0].start != 0 && arguments[1].start != 0 &&
+                    -entry->nbytes[1] < entry->distance && entry->distance < entry->nbytes[0];
+    for (int k = 0; k < 2; k++) {
+        entry->arguments[k] = arguments[k];
+        if (arguments[k].library == NULL || arguments[k].library->reader == DLPACK) continue;
+        entry->dtypes[k] = get(given[1 + k], &n_dtype);
+        if (entry->dtypes[k] == NULL) return -1;
+        entry->arguments[k].kind = (uintptr_t)entry->dtypes[k];
+    }
+    return 0;
+}
+
+/* (name, sendbuf, recvbuf, op, root, prepared, places of both buffers, bytes of both arguments):
+ * take a call that was launched before, in place of one with these arguments -> how many entries
+ * there are more. */
+static PyObject* launches_add(Launches* self, PyObject* args) {
+    PyObject *given[5], *prepared;
+    int bases[2];
+    Py_ssize_t offsets[2], nbytes[2];
+    Reading arguments[2];
+    if (!PyArg_ParseTuple(args, "OOOOOO(inin)(nn)", &given[0], &given[1], &given[2], &given[3],
+                          &given[4], &prepared, &bases[0], &offsets[0], &bases[1], &offsets[1],
+                          &nbytes[0], &nbytes[1]))
+        return NULL;
+    int taken = read_both(self, given + 1, arguments);
+    if (taken < 0) return NULL;
+    if (taken == 0 || !PyLong_CheckExact(given[4])) return PyLong_FromLong(0);
+    long root = PyLong_AsLong(given[4]);
+    if (root == -1 && PyErr_Occurred()) return NULL;
+    for (int k = 0; k < 2; k++)
+        if (bases[k] < 0 || bases[k] > 2) {
+            PyErr_SetString(PyExc_ValueError, "no such argument");
+            return NULL;
+        }
+    Entry* entry = PyMem_Calloc(1, sizeof *entry);
+    if (entry == NULL) return PyErr_NoMemory();
+    entry->refs = 1, entry->root = root;
+    for (int k = 0; k < 2; k++)
+        entry->bases[k] = bases[k], entry->offsets[k] = offsets[k], entry->nbytes[k] = nbytes[k];
+    if (read_arguments(entry, given, arguments) < 0 || read_prepared(self, entry, prepared) < 0) {
+        drop(entry);
+        return NULL;
+    }
+    Entry** at = find(self, given, arguments);
+    bool replaces = at != NULL;
+    if (!replaces) at = &self->table[bucket_of(given[0], arguments)];
+    Entry* before = *at;
+    entry->next = replaces ? before->next : before;
+    *at = entry;
+    if (replaces) drop(before);
+    return PyLong_FromLong(!replaces);
+}
+
+static int read_exchange(Library* library, PyObject* capsule) {
+    const DLExchange* found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (found == NULL) return -1;
+    while (found != NULL && found->major != DL_MAJOR) found = found->before;
+    if (found == NULL || found->tensor_of == NULL) return 0;
+    library->exchange = found;
+    return 1;
+}
+
+/* (type, reader, DLPack's table or None, owner of streams) -> whether its arrays are read here. */
+static PyObject* launches_learn(Launches* self, PyObject* args) {
+    PyObject *type, *capsule, *owner;
+    int reader;
+    if (!PyArg_ParseTuple(args, "O!iOO", &PyType_Type, &type, &reader, &capsule, &owner))
+        return NULL;
+    if (reader < 0 || reader >= READERS) {
+        PyErr_SetString(PyExc_ValueError, "no such reader");
+        return NULL;
+    }
+    if (self->nlibraries == LIBRARIES) Py_RETURN_FALSE;
+    Library library = {.type = (PyTypeObject*)type, .reader = reader, .owner = owner};
+    int there = reader == DLPACK ? read_exchange(&library, capsule) : 1;
+    if (there < 0) return NULL;
+    if (there == 0) Py_RETURN_FALSE;
+    Py_INCREF(type);
+    Py_INCREF(owner);
+    self->libraries[self->nlibraries++] = library;
+    Py_RETURN_TRUE;
+}
+
+static PyObject* launches_clear(Launches* self, PyObject* Py_UNUSED(none)) {
+    for (int k = 0; k < BUCKETS; k++)
+        while (self->table[k] != NULL) {
+            Entry* entry = self->table[k];
+            self->table[k] = entry->next;
+            drop(entry);
+        }
+    Py_RETURN_NONE;
+}
+
+/* -- the type ---------------------------------------------------------------------------------- */
+
+static void launches_dealloc(Launches* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    Py_XDECREF(launches_clear(self, NULL));
+    for (int k = 0; k < self->nlibraries; k++) {
+        Py_CLEAR(self->libraries[k].type);
+        Py_CLEAR(self->libraries[k].owner);
+    }
+    for (int k = 0; k < OWNED; k++) Py_CLEAR(self->owned[k]);
+    type->tp_free((PyObject*)self);
+    Py_DECREF(type);
+}
+
+/* The objects in the order of their names, where cuLaunchKernel and cuCtxGetDevice lie, and the
+ * device as DLPack has it. */
+static PyObject* launches_new(PyTypeObject* type, PyObject* given, PyObject* Py_UNUSED(keywords)) {
+    PyObject* objects;
+    Py_ssize_t launch, get_device;
+    int device_type, device;
+    if (!PyArg_ParseTuple(given, "O!nn(ii)", &PyTuple_Type, &objects, &launch, &get_device,
+                          &device_type, &device))
+        return NULL;
+    if (PyTuple_GET_SIZE(objects) != OWNED || !PySet_Check(PyTuple_GET_ITEM(objects, GROUPS))) {
+        PyErr_SetString(PyExc_TypeError, "not the parts of a rank");
+        return NULL;
+    }
+    Launches* self = (Launches*)type->tp_alloc(type, 0); /* all zero */
+    if (self == NULL) return NULL;
+    self->vectorcall = launches_call;
+    self->launch = (LaunchKernel)launch;
+    self->get_device = (GetDevice)get_device;
+    self->device_type = device_type, self->device = device;
+    for (int k = 0; k < OWNED; k++) self->owned[k] = Py_NewRef(PyTuple_GET_ITEM(objects, k));
+    return (PyObject*)self;
+}
+
+static PyMethodDef methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))launches_launch, METH_FASTCALL, "Enqueue a call."},
+    {"add", (PyCFunction)launches_add, METH_VARARGS, "Take a call that was launched before."},
+    {"learn", (PyCFunction)launches_learn, METH_VARARGS, "Read the arrays of a type."},
+    {"clear", (PyCFunction)launches_clear, METH_NOARGS, "Forget all calls."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Launches, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The calls of one rank that were launched before."},
+    {Py_tp_new, launches_new},
+    {Py_tp_dealloc, launches_dealloc},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    "ringcoll.executors.cuda._launches.Launches",
+    sizeof(Launches),
+    0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    slots,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    "_launches",
+    "Calls of a GPU rank that were launched before.",
+    -1,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+PyMODINIT_FUNC PyInit__launches(void) {
+#define INTERN(name)                                   \
+    n_##name.text = PyUnicode_InternFromString(#name); \
+    if (n_##name.text == NULL) return NULL;
+    NAMES(INTERN)
+    PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
+    if (made == NULL || type == NULL || PyModule_AddObjectRef(made, "Launches", type) < 0 ||
+        PyModule_AddIntMacro(made, INTERFACE) < 0 ||
+        PyModule_AddIntConstant(made, "CUPY", CUPY) < 0 ||
+        PyModule_AddIntConstant(made, "RAW", RAW) < 0 ||
+        PyModule_AddIntConstant(made, "DLPACK", DLPACK) < 0)
+        Py_CLEAR(made);
+    Py_XDECREF(type);
+    return made;
+}

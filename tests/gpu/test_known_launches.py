@@ -1,0 +1,467 @@
+"""Calls that the compiled part launches: what it knows and leaves, and what it tells Python."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import time
+import weakref
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringcoll.cuda.raw import RawArray
+from ringcoll.cuda.readers import Library
+from ringcoll.dtypes import dtype_of
+from ringcoll.executors.cuda import launches as module
+from ringcoll.executors.cuda.launches import MOST, Launches, StreamOwners
+from ringcoll.executors.cuda.params import Parameter
+from tests.gpu.noted_rank import STREAM, NotedRank
+
+pytestmark = pytest.mark.skipif(
+    module._launches is None, reason="the compiled part has not been built"
+)
+
+DEVICE = 1
+WORDS = 8
+HELD = (((1, 0), (4, 24)), ((2, 0),), (), ())
+"""Words of a parameter with INPUT and OUTPUT, and what each adds."""
+
+
+class Stream:
+    """CuPy's current one."""
+
+    ptr = STREAM
+
+
+class Kernel:
+    """Notes its launches by Python, with the words of its parameter."""
+
+    function, blocks, locals, threads, pointers = 1 << 41, 3, 2, 512, 1 << 40
+
+    def __init__(self, rank: NotedRank) -> None:
+        self.parameter = Parameter(array("Q", [7] * WORDS), HELD)
+        self._noted = rank.noted
+
+    def enqueue(self, stream: int, pointers: int, extra: int) -> None:
+        assert (pointers, extra) == (1 << 40, 0)
+        self._noted.append((stream, *self.parameter.words))
+
+
+class Prepared:
+    """A call that was launched before."""
+
+    def __init__(self, rank: NotedRank) -> None:
+        self.kernel, self.slot, self.number, self.any_class = Kernel(rank), 1, 3, True
+        self.taken = 0
+
+
+class Known(NotedRank):
+    """A rank, and what the compiled part knows of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(DEVICE)
+        self.stream = Stream()
+        self.owners, self.groups = StreamOwners({STREAM: self.stream}), set[Any]()
+        libraries: Any = dict.fromkeys((RawArray, Foreign), Library(None, None))  # type: ignore[arg-type]
+        self.launches = Launches(self.path, self.owners, self.groups, libraries)
+        self.make = self.launches.make
+
+    def add(
+        self,
+        first: Any,
+        second: Any = None,
+        *,
+        name: str = "all_reduce",
+        op: Any = "sum",
+        root: int = 0,
+        places: tuple[int, int, int, int] | None = None,
+    ) -> Prepared:
+        """Let a call on these arrays be one that was launched before."""
+        prepared = Prepared(self)
+        places = places or (0, 0, 0 if second is None else 1, 0)
+        nbytes = tuple(0 if x is None else x.size * x.dtype.itemsize for x in (first, second))
+        self.launches.add((name, first, second, op, root), prepared, places, nbytes)  # type: ignore[arg-type]
+        return prepared
+
+
+class Foreign:
+    """An array that only Python can read."""
+
+    size, dtype = 8, dtype_of("float32")
+
+
+def x(address: int, count: int = 8, kind: str = "float32", device: int = DEVICE) -> RawArray:
+    return RawArray(address, (count,), dtype_of(kind), device)
+
+
+def words(stream: int, sent: int, received: int) -> tuple[int, ...]:
+    """What is noted of a launch."""
+    return stream, 7, sent, received, 7, sent + 24, 7, 7, 7
+
+
+@pytest.fixture
+def known(monkeypatch) -> Known:
+    pytest.importorskip("cupy")
+    monkeypatch.setattr("ringcoll.executors.cuda.launches.address_of", lambda _name: 0)
+    made: list[Known] = []
+    monkeypatch.setattr("cupy.cuda.get_current_stream", lambda _ordinal: made[0].stream)
+    made.append(Known())
+    return made[0]
+
+
+def test_a_known_call_is_launched_on_any_arrays_of_its_shape(known):
+    a = x(4096)
+    assert not known.make("all_reduce", a, None, "sum", 0)
+    prepared = known.add(a)
+    assert prepared.taken == known.launches.whole
+    for at in (4096, 8192, 4096):
+        assert known.make("all_reduce", x(at), None, "sum", 0)
+    assert known.noted == [words(STREAM, at, at) for at in (4096, 8192, 4096)]
+    assert known.fabric.entered == 3 and known.errors.last is prepared
+    assert known.failed == []
+
+
+def test_what_differs_is_another_call(known):
+    known.add(x(4096))
+    known.add(x(4096), x(8192), name="all_gather", op=None, root=1)
+    given = ("all_reduce", x(4096), None, "sum", 0)
+    others: dict[int, list[Any]] = {
+        0: ["all_gather"],
+        1: [
+            x(4096, 9), x(4096, kind="int32"), x(4100), x(4096, device=0), x(0), None,
+            Foreign(), np.zeros(8, "float32"),
+        ],
+        2: [x(8192), x(4096), Foreign()],
+        3: ["max", None],
+        4: [1, True, 1 << 70, np.int64(0)],
+    }  # fmt: skip
+    for at, values in others.items():
+        for value in values:
+            assert not known.make(*given[:at], value, *given[at + 1 :]), (at, value)
+    assert not known.make("all_reduce", x(4096), None, "sum", False)
+    other = ("all_gather", x(4096), x(8192), None, 1)
+    assert not known.make(*other[:2], x(8196), *other[3:]), "it begins at half a word"
+    assert known.noted == []
+    assert known.make(*given) and known.make(*other)
+    assert known.noted == [words(STREAM, 4096, 4096), words(STREAM, 4096, 8192)]
+
+
+def test_arguments_that_share_memory_are_another_call_for_each_distance(known):
+    a, name = x(4096), "all_gather"
+    known.add(a, x(8192, 16), name=name)
+    inside = known.add(x(4096 + 32), x(4096, 16), name=name)
+    for second, wanted in ((8192, True), (4096, False), (4096 - 32, True), (4096 - 64, True)):
+        made = known.make(name, a, x(second, 16), "sum", 0)
+        assert made == wanted, second
+    assert known.noted[1] == words(STREAM, 4096, 4096 - 32)
+    known.noted.clear()
+    assert not known.make(name, a, x(4096 + 16, 16), "sum", 0)
+    assert known.make(name, a, x(4096 + 32, 16), "sum", 0), "it ends where the other begins"
+    assert known.make(name, a, x(4096 - 32, 16), "sum", 0)
+    assert known.errors.last is inside
+
+
+def test_buffers_may_lie_in_the_arguments(known):
+    """As a rank's own slot does, and buffers may be missing."""
+    known.add(x(4096), x(8192, 16), name="one", places=(1, 32, 1, 0))
+    known.add(x(4096), None, name="two", places=(0, 8, 2, 0))
+    known.add(None, x(8192), name="three", places=(2, 0, 1, 0))
+    known.add(None, None, name="four", places=(2, 0, 2, 0))
+    assert known.make("one", x(4096), x(12288, 16), "sum", 0)
+    assert known.make("two", x(16384), None, "sum", 0)
+    assert known.make("three", None, x(16384), "sum", 0)
+    assert known.make("four", None, None, "sum", 0)
+    wanted = [(12288 + 32, 12288), (16384 + 8, 0), (0, 16384), (0, 0)]
+    assert known.noted == [words(STREAM, *at) for at in wanted]
+
+
+def test_both_ways_to_launch_may_take_turns(known):
+    """Python knows by its addresses whether a parameter has to be written again."""
+    prepared, a = known.add(x(4096)), ("all_reduce", x(4096), None, "sum", 0)
+    python, compiled = known.path.launch, known.launches.launch
+    wanted = []
+    for launch in (python, compiled, python, compiled):
+        for at in (8192, 4096):
+            for _ in range(2):
+                assert launch(prepared, STREAM, (at, at, 0, 0))
+            assert known.make(*a)
+            wanted += [words(STREAM, at, at)] * 2 + [words(STREAM, 4096, 4096)]
+    assert known.noted == wanted
+    assert known.fabric.entered == len(wanted)
+
+
+def test_what_the_slow_path_would_do_more_is_left_to_it(known, monkeypatch):
+    prepared, a = known.add(x(4096)), ("all_reduce", x(4096), None, "sum", 0)
+    soon, before = time.monotonic() + 100, time.monotonic() - 1e-3
+    slow = [
+        (known.order, "settled", None), (known.order, "settled", STREAM + 1),
+        (known.timer, "due", before), (known.timer, "alarm", memoryview(b"\1" * 8).cast("Q")),
+        (known.here.thread, "bound", False), (prepared, "number", 4),
+    ]  # fmt: skip
+    for where, name, value in slow:
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, value)
+            assert not known.path.launch(prepared, STREAM, (4096, 4096, 0, 0)), name
+            assert not known.launches.launch(prepared, STREAM, (4096, 4096, 0, 0)), name
+            assert not known.make(*a), name
+    known.report[0] = 1
+    assert not known.make(*a)
+    known.report[0] = 0
+    known.groups.add("one")
+    assert not known.make(*a)
+    known.groups.clear()
+    for owners in ({}, {STREAM: Stream()}, {STREAM: known.stream, 9: Stream()}):
+        with monkeypatch.context() as patched:
+            patched.setattr(known.owners, "now", owners)
+            assert not known.make(*a), "the stream is to be kept"
+    with monkeypatch.context() as patched:
+        patched.setattr(prepared, "kernel", None)
+        assert not known.launches.launch(prepared, STREAM, (4096, 4096, 0, 0))
+    assert known.noted == [] and known.fabric.entered == 0 and known.failed == []
+    known.timer.due = soon
+    assert known.make(*a) and known.launches.launch(prepared, STREAM, (4096, 4096, 0, 0))
+    assert len(known.noted) == 2
+
+
+def test_another_device_of_the_thread_is_left_as_it_is(known):
+    known.add(x(4096))
+    known.here.get = lambda: 0
+    libraries: Any = {RawArray: Library(None, None)}  # type: ignore[arg-type]
+    other = Launches(known.path, known.owners, known.groups, libraries)
+    call = "all_reduce", x(4096), None, "sum", 0
+    other.add(call, Prepared(known), (0, 0, 0, 0), (32, 0))
+    assert not other.make(*call)
+    assert known.make(*call), "it has asked the other"
+
+
+def test_marks_that_are_asked_for_during_a_launch_follow_it(known, monkeypatch):
+    prepared, plain = known.add(x(4096)), Kernel.enqueue
+
+    def enqueue(self, *arguments):
+        known.order.marking = True
+        plain(self, *arguments)
+
+    monkeypatch.setattr(Kernel, "enqueue", enqueue)
+    assert known.make("all_reduce", x(4096), None, "sum", 0)
+    assert known.noted == [words(STREAM, 4096, 4096), ("mark", STREAM)]
+    assert known.errors.last is prepared
+
+
+def test_a_launch_that_fails_is_the_ranks_and_lets_go_of_its_lock(known, monkeypatch):
+    prepared = known.add(x(4096))
+
+    def enqueue(self, *_arguments):
+        raise RuntimeError("no launch")
+
+    monkeypatch.setattr(Kernel, "enqueue", enqueue)
+    with pytest.raises(RuntimeError, match="no launch") as first:
+        known.make("all_reduce", x(4096), None, "sum", 0)
+    with pytest.raises(RuntimeError, match="no launch") as second:
+        known.launches.launch(prepared, STREAM, (4096, 4096, 0, 0))
+    assert known.failed == [first.value, second.value]
+    assert known.fabric.entered == 0
+    taken: list[bool] = []
+    thread = threading.Thread(target=lambda: taken.append(known.state.lock.acquire(timeout=10)))
+    thread.start()
+    thread.join()
+    assert taken == [True]
+
+
+def test_an_error_of_the_error_is_raised(known, monkeypatch):
+    known.add(x(4096))
+    monkeypatch.delattr(Kernel, "enqueue")
+
+    def fail(_error):
+        raise KeyboardInterrupt
+
+    known.state.fail = fail
+    with pytest.raises(KeyboardInterrupt):
+        known.make("all_reduce", x(4096), None, "sum", 0)
+
+
+def test_a_call_waits_for_the_lock_of_its_rank(known):
+    known.add(x(4096))
+    with known.state.lock:
+        thread = threading.Thread(
+            target=known.make, args=("all_reduce", x(4096), None, "sum", 0), daemon=True
+        )
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and known.noted == []
+    thread.join(10)
+    assert len(known.noted) == 1
+
+
+def test_the_driver_is_given_the_kernel_and_python_words_what_it_refuses(known, monkeypatch):
+    found, status, device = list[tuple[int, ...]](), 0, DEVICE
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, *[ctypes.c_uint] * 7, *[ctypes.c_size_t] * 3)
+    def launch(*arguments):
+        found.append(arguments)
+        return status
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+    def get_device(at):
+        at[0] = device
+        return status
+
+    places = {"cuLaunchKernel": launch, "cuCtxGetDevice": get_device}
+    monkeypatch.setattr(
+        "ringcoll.executors.cuda.launches.address_of",
+        lambda name: ctypes.cast(places[name], ctypes.c_void_p).value,
+    )
+    rank = Known()
+    rank.stream = known.stream = rank.owners.now[STREAM] = Stream()
+    prepared = rank.add(x(4096))
+    rank.here.thread.bound = False  # the driver says more
+    call = "all_reduce", x(8192), None, "sum", 0
+    assert rank.make(*call)
+    assert found == [(1 << 41, 3, 2, 1, 512, 1, 1, 0, STREAM, 1 << 40, 0)]
+    assert rank.noted == []
+    assert prepared.kernel.parameter.words.tolist() == [*words(0, 8192, 8192)[1:]]
+    assert rank.launches.launch(prepared, STREAM, (4096, 4096, 0, 0))
+    assert found[1] == found[0] and prepared.kernel.parameter.words[1] == 4096
+    device = 0
+    assert not rank.make(*call) and not rank.launches.launch(prepared, STREAM, (0, 0, 0, 0))
+    device, status = DEVICE, 201
+    assert not rank.make(*call), "the thread has no context"
+    places["cuCtxGetDevice"] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(
+        lambda at: at.__setitem__(0, DEVICE) or 0
+    )
+    rank = Known()
+    rank.stream = known.stream = rank.owners.now[STREAM] = Stream()
+    rank.add(x(4096))
+    found.clear()
+    assert rank.make(*call)
+    assert len(found) == 1 and rank.noted == [words(STREAM, 8192, 8192)]
+
+
+def test_a_call_that_is_given_again_replaces_the_one_before(known):
+    first = weakref.ref(known.add(x(4096)))
+    second = known.add(x(8192))
+    gc.collect()
+    assert first() is None
+    assert known.make("all_reduce", x(4096), None, "sum", 0)
+    assert known.errors.last is second and known.launches._size == 1
+
+
+def test_all_are_forgotten_at_once_when_they_are_many(known):
+    whole = known.launches.whole
+    first = known.add(x(4096, 1))
+    for count in range(2, MOST + 1):
+        known.add(x(4096, count))
+    assert known.launches.whole == whole
+    assert known.make("all_reduce", x(4096, 1), None, "sum", 0)
+    last = known.add(x(4096, MOST + 1))
+    assert known.launches.whole == whole + 1 == last.taken and first.taken == whole
+    assert not known.make("all_reduce", x(4096, 1), None, "sum", 0)
+    assert known.make("all_reduce", x(4096, MOST + 1), None, "sum", 0)
+
+
+def test_nothing_is_held_of_what_is_forgotten_or_of_arrays(known):
+    op, a = Foreign(), x(4096)
+    gone = [weakref.ref(known.add(a, op=op)), weakref.ref(op)]
+    assert known.make("all_reduce", a, None, op, 0)
+    known.errors.last = None
+    before = sys.getrefcount(a), sys.getrefcount(known.stream), sys.getrefcount(known.owners.now)
+    for _ in range(100):
+        assert known.make("all_reduce", a, None, op, 0)
+        known.errors.last = None
+    assert before == (
+        sys.getrefcount(a), sys.getrefcount(known.stream), sys.getrefcount(known.owners.now)
+    )  # fmt: skip
+    del op
+    known.launches.clear()
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_a_call_may_be_forgotten_while_it_is_launched(known, monkeypatch):
+    known.add(x(4096))
+    plain = Kernel.enqueue
+
+    def enqueue(self, *arguments):
+        known.launches.clear()
+        gc.collect()
+        plain(self, *arguments)
+
+    monkeypatch.setattr(Kernel, "enqueue", enqueue)
+    assert known.make("all_reduce", x(4096), None, "sum", 0)
+    assert known.noted == [words(STREAM, 4096, 4096)] and known.fabric.entered == 1
+    assert not known.make("all_reduce", x(4096), None, "sum", 0)
+
+
+def test_operators_are_the_same_or_equal_without_python(known):
+    class Op:
+        def __eq__(self, other):
+            raise AssertionError("it is compared")
+
+        __hash__ = object.__hash__
+
+    op = Op()
+    known.add(x(4096), op=op)
+    assert known.make("all_reduce", x(4096), None, op, 0)
+    assert not known.make("all_reduce", x(4096), None, Op(), 0)
+    known.add(x(4096), op="".join(["pr", "od"]))
+    assert known.make("all_reduce", x(4096), None, "prod", 0)
+
+
+def test_arrays_of_cupy_are_read(known):
+    cupy = pytest.importorskip("cupy")
+    memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(1 << 20, 4096, None, DEVICE), 0)
+    a = cupy.ndarray((64,), "float32", memptr=memory)
+    libraries: Any = {cupy.ndarray: Library(None, None)}  # type: ignore[arg-type]
+    known.launches._libraries = libraries
+    known.add(a)
+    for array_, at in ((a, 0), (a[:], 0), (a.reshape(8, 8), 0), (cupy.ndarray.view(a), 0)):
+        known.noted.clear()
+        assert known.make("all_reduce", array_, None, "sum", 0)
+        assert known.noted == [words(STREAM, (1 << 20) + at, (1 << 20) + at)]
+    wide = cupy.ndarray((128,), "float32", memptr=memory)
+    other = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(1 << 20, 4096, None, 0), 0)
+    assert known.make("all_reduce", wide[2:66], None, "sum", 0)
+    assert known.noted[-1][2] == (1 << 20) + 8
+    for array_ in (
+        wide, wide[::2], a.view("int32"), a[:0], wide[1:65], a.reshape(8, 8).T,
+        cupy.ndarray((64,), "float32", memptr=other),
+    ):  # fmt: skip
+        assert not known.make("all_reduce", array_, None, "sum", 0)
+
+
+def test_bad_arguments_are_refused(known):
+    compiled: Any = known.launches._launches
+    with pytest.raises(TypeError, match="wanted name"):
+        compiled("all_reduce")
+    with pytest.raises(TypeError):
+        compiled(*[None] * 5, op=1)
+    with pytest.raises(TypeError, match="a tuple"):
+        compiled.launch(None, 1, [])
+    with pytest.raises(ValueError, match="reader"):
+        compiled.learn(int, 9, None, None)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        compiled.learn(int, module._launches.DLPACK, None, None)
+    a, call = x(4096), ("all_reduce", x(4096), None, "sum", 0)
+    with pytest.raises(ValueError, match="argument"):
+        known.launches.add(call, Prepared(known), (0, 0, 3, 0), (32, 0))
+    prepared = Prepared(known)
+    prepared.kernel.parameter.flat = ((WORDS, 0, 0),)
+    with pytest.raises(IndexError):
+        known.launches.add(call, prepared, (0, 0, 0, 0), (32, 0))
+    prepared.kernel.parameter.flat = ((0, 4, 0),)
+    with pytest.raises(IndexError):
+        known.launches.add(call, prepared, (0, 0, 0, 0), (32, 0))
+    assert not known.make("all_reduce", a, None, "sum", 0)
+    for kind in (int, str, bytes):
+        assert compiled.learn(kind, module._launches.RAW, None, None)
+    assert not compiled.learn(float, module._launches.RAW, None, None), "no more are known"
+    with pytest.raises(TypeError, match="parts"):
+        module._launches.Launches((), 0, 0, (2, 0))
+
+
+def test_the_compiled_part_is_asked_for():
+    assert module.is_wanted(None) and module.is_wanted(True) and not module.is_wanted(False)
