@@ -9,7 +9,7 @@ from ringcoll.errors import MachineError
 
 
 def load(name: str, interface: int) -> Any | None:
-    """A compiled part; None where there is none, or one that is older than the file that asks."""
+    """A compiled part; None where there is none, or that of other sources than who asks."""
     try:  # it is built where the package is installed, if there is a C compiler
         found = importlib.import_module(name)
     except ImportError:

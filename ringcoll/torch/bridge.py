@@ -69,7 +69,7 @@ class Bridged(NamedTuple):
     stream: int  # of asynchronous calls
     stream_id: tuple[int, int, int]
     launch: int  # where the driver's cuLaunchKernel is; 0: it is called by Python
-    device_of_context: int  # where its cuCtxGetDevice is; 0: ``get_device`` and ``thread`` say more
+    device_of_context: int  # where its cuCtxGetDevice is; 0: ``get_device`` is asked
     kept: dict[int, Any]  # calls by a number that says what they depend on; None: Python makes it
 
 

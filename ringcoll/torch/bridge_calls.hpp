@@ -68,15 +68,16 @@ inline bool is_recorded(const Parts& parts, const py::handle& prepared) {
     return are_equal(record, number.of(prepared));
 }
 
-// Whether the group's device is this thread's, and bound to it: the driver says both in one answer.
+// Whether the group's device is this thread's, which has been bound to it.
 inline bool is_here(const Parts& parts) {
     static const Name bound("bound");
+    if (!is_true(bound.of(parts[THREAD]))) return false;
     const auto driver = reinterpret_cast<int (*)(int*)>(integer(parts[DEVICE_OF_CONTEXT]));
     if (driver != nullptr) {
         int device = -1;
         return driver(&device) == 0 && device == integer(parts[ORDINAL]);
     }
-    return are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]) && is_true(bound.of(parts[THREAD]));
+    return are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]);
 }
 
 // cuLaunchKernel: a kernel, its grid and block, shared memory, a stream, its parameters, no extra.

@@ -22,6 +22,19 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
+def known(monkeypatch):
+    """A rank whose launches are noted, and what the compiled part knows of its calls."""
+    pytest.importorskip("cupy")
+    from tests.gpu.known_calls import Known
+
+    monkeypatch.setattr("ringcoll.executors.cuda.launches.address_of", lambda _name: 0)
+    made: list[Known] = []
+    monkeypatch.setattr("cupy.cuda.get_current_stream", lambda _ordinal: made[0].stream)
+    made.append(Known())
+    return made[0]
+
+
+@pytest.fixture
 def new(monkeypatch):
     """The counts of each launch of messages that was recounted."""
     found = list[tuple[int, ...]]()

@@ -26,6 +26,7 @@ from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import ClosedError, Error
 from ringcoll.executors.cuda import launches
+from ringcoll.executors.cuda.launches import Launches
 from ringcoll.executors.cuda.reports import Report
 from ringcoll.executors.shared_state import RECORDS
 from ringcoll.fabric import opening
@@ -130,6 +131,51 @@ def test_the_compiled_part_makes_a_warm_call(alone, compiled) -> None:
         sys.setprofile(None)
     assert entered[:2] == ["all_reduce", "collective"]
     assert ({*entered[2:]} <= {"size"}) == compiled, "of an array around a pointer"
+
+
+def test_options_are_python_s(alone) -> None:
+    comm, call = alone
+    call()
+    array = comm.empty(100, "float32")
+    for _ in range(3):
+        comm.all_reduce(array, op="avg")
+    assert comm.all_reduce(array, op="avg", async_op=True) is not None
+
+
+def test_a_call_out_of_place_on_one_array_is_known_too(alone, compiled) -> None:
+    comm, _ = alone
+    array = comm.empty(100, "float32")
+    for _ in range(3):
+        comm.all_reduce(array, array)
+    if compiled:
+        assert comm._engine._known.make("all_reduce", array, array, "sum", 0)
+        assert comm._engine._launch == comm._engine._known.launch
+
+
+def test_one_call_is_taken_a_few_times_at_most(alone, compiled, monkeypatch) -> None:
+    """Of operators that Python finds equal, the compiled part knows each by itself."""
+    comm, _ = alone
+    if not compiled:
+        return
+    array, added = comm.empty(100, "float32"), list[str]()
+    plain = Launches.add
+
+    def add(self, *given) -> None:
+        added.append(given[0][3])
+        plain(self, *given)
+
+    monkeypatch.setattr(Launches, "add", add)
+
+    class Word(str):
+        __slots__ = ()
+
+    for op in ("max", Word("max")):
+        for _ in range(4):
+            comm.all_reduce(array, op=op)
+    assert [*map(type, added)] == [str, Word]
+    for _ in range(20):
+        comm.all_reduce(array, op=Word("max"))
+    assert len(added) == 4
 
 
 def test_calls_that_were_forgotten_are_made_by_python(alone, compiled) -> None:
@@ -449,3 +495,20 @@ def test_a_rank_that_has_been_closed_reports_nothing(gpus, timers) -> None:
     comm.close()
     assert not state.cuda.report.host
     assert state.cuda.failure() is None
+
+
+def test_a_closed_communicator_is_let_go_without_the_collector(gpus, timers) -> None:
+    """What makes its kept calls does not know its engine."""
+    (comm,) = ringcoll.init_all([0], device="cuda", timeout=20)
+    kept = np.ones(100, "float32")
+    array = from_pointer(kept.ctypes.data, (100,), "float32", 0)
+    for _ in range(3):
+        comm.all_reduce(array, op="avg")
+    engine = weakref.ref(comm._engine)
+    comm.close()
+    gc.disable()
+    try:
+        del comm
+        assert engine() is None
+    finally:
+        gc.enable()

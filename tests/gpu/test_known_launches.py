@@ -16,109 +16,33 @@ import pytest
 
 from ringcoll.cuda.raw import RawArray
 from ringcoll.cuda.readers import Library
-from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda import launches as module
 from ringcoll.executors.cuda.launches import MOST, Launches, StreamOwners
 from ringcoll.executors.cuda.params import Parameter
-from tests.gpu.noted_rank import STREAM, NotedRank
+from tests.gpu.known_calls import (
+    DEVICE,
+    HELD,
+    WORDS,
+    Foreign,
+    Kernel,
+    Known,
+    Prepared,
+    Stream,
+    words,
+    x,
+)
+from tests.gpu.noted_rank import STREAM
 
 pytestmark = pytest.mark.skipif(
     module._launches is None, reason="the compiled part has not been built"
 )
-
-DEVICE = 1
-WORDS = 8
-HELD = (((1, 0), (4, 24)), ((2, 0),), (), ())
-"""Words of a parameter with INPUT and OUTPUT, and what each adds."""
-
-
-class Stream:
-    """CuPy's current one."""
-
-    ptr = STREAM
-
-
-class Kernel:
-    """Notes its launches by Python, with the words of its parameter."""
-
-    function, blocks, locals, threads, pointers = 1 << 41, 3, 2, 512, 1 << 40
-
-    def __init__(self, rank: NotedRank) -> None:
-        self.parameter = Parameter(array("Q", [7] * WORDS), HELD)
-        self._noted = rank.noted
-
-    def enqueue(self, stream: int, pointers: int, extra: int) -> None:
-        assert (pointers, extra) == (1 << 40, 0)
-        self._noted.append((stream, *self.parameter.words))
-
-
-class Prepared:
-    """A call that was launched before."""
-
-    def __init__(self, rank: NotedRank) -> None:
-        self.kernel, self.slot, self.number, self.any_class = Kernel(rank), 1, 3, True
-        self.taken = 0
-
-
-class Known(NotedRank):
-    """A rank, and what the compiled part knows of its calls."""
-
-    def __init__(self) -> None:
-        super().__init__(DEVICE)
-        self.stream = Stream()
-        self.owners, self.groups = StreamOwners({STREAM: self.stream}), set[Any]()
-        libraries: Any = dict.fromkeys((RawArray, Foreign), Library(None, None))  # type: ignore[arg-type]
-        self.launches = Launches(self.path, self.owners, self.groups, libraries)
-        self.make = self.launches.make
-
-    def add(
-        self,
-        first: Any,
-        second: Any = None,
-        *,
-        name: str = "all_reduce",
-        op: Any = "sum",
-        root: int = 0,
-        places: tuple[int, int, int, int] | None = None,
-    ) -> Prepared:
-        """Let a call on these arrays be one that was launched before."""
-        prepared = Prepared(self)
-        places = places or (0, 0, 0 if second is None else 1, 0)
-        nbytes = tuple(0 if x is None else x.size * x.dtype.itemsize for x in (first, second))
-        self.launches.add((name, first, second, op, root), prepared, places, nbytes)  # type: ignore[arg-type]
-        return prepared
-
-
-class Foreign:
-    """An array that only Python can read."""
-
-    size, dtype = 8, dtype_of("float32")
-
-
-def x(address: int, count: int = 8, kind: str = "float32", device: int = DEVICE) -> RawArray:
-    return RawArray(address, (count,), dtype_of(kind), device)
-
-
-def words(stream: int, sent: int, received: int) -> tuple[int, ...]:
-    """What is noted of a launch."""
-    return stream, 7, sent, received, 7, sent + 24, 7, 7, 7
-
-
-@pytest.fixture
-def known(monkeypatch) -> Known:
-    pytest.importorskip("cupy")
-    monkeypatch.setattr("ringcoll.executors.cuda.launches.address_of", lambda _name: 0)
-    made: list[Known] = []
-    monkeypatch.setattr("cupy.cuda.get_current_stream", lambda _ordinal: made[0].stream)
-    made.append(Known())
-    return made[0]
 
 
 def test_a_known_call_is_launched_on_any_arrays_of_its_shape(known):
     a = x(4096)
     assert not known.make("all_reduce", a, None, "sum", 0)
     prepared = known.add(a)
-    assert prepared.taken == known.launches.whole
+    assert 0 < prepared.taken < known.launches.whole
     for at in (4096, 8192, 4096):
         assert known.make("all_reduce", x(at), None, "sum", 0)
     assert known.noted == [words(STREAM, at, at) for at in (4096, 8192, 4096)]
@@ -159,6 +83,8 @@ def test_arguments_that_share_memory_are_another_call_for_each_distance(known):
         made = known.make(name, a, x(second, 16), "sum", 0)
         assert made == wanted, second
     assert known.noted[1] == words(STREAM, 4096, 4096 - 32)
+    far = known.add(x(1 << 16), x(4096, 16), name="far")
+    assert known.make("far", x(1 << 17), x(4096, 16), "sum", 0) and known.errors.last is far
     known.noted.clear()
     assert not known.make(name, a, x(4096 + 16, 16), "sum", 0)
     assert known.make(name, a, x(4096 + 32, 16), "sum", 0), "it ends where the other begins"
@@ -172,10 +98,12 @@ def test_buffers_may_lie_in_the_arguments(known):
     known.add(x(4096), None, name="two", places=(0, 8, 2, 0))
     known.add(None, x(8192), name="three", places=(2, 0, 1, 0))
     known.add(None, None, name="four", places=(2, 0, 2, 0))
+    known.add(x(4096, 0), name="five")
     assert known.make("one", x(4096), x(12288, 16), "sum", 0)
     assert known.make("two", x(16384), None, "sum", 0)
     assert known.make("three", None, x(16384), "sum", 0)
     assert known.make("four", None, None, "sum", 0)
+    assert not known.make("five", x(4096, 0), None, "sum", 0), "an empty array"
     wanted = [(12288 + 32, 12288), (16384 + 8, 0), (0, 16384), (0, 0)]
     assert known.noted == [words(STREAM, *at) for at in wanted]
 
@@ -192,7 +120,11 @@ def test_both_ways_to_launch_may_take_turns(known):
             assert known.make(*a)
             wanted += [words(STREAM, at, at)] * 2 + [words(STREAM, 4096, 4096)]
     assert known.noted == wanted
-    assert known.fabric.entered == len(wanted)
+    for launch in (python, compiled):
+        known.noted.clear()
+        assert launch(prepared, STREAM, (8192, 8192, 0, 0)) and known.make(*a)
+        assert launch(prepared, STREAM, (8192, 8192, 0, 0))
+        assert known.noted == [words(STREAM, at, at) for at in (8192, 4096, 8192)]
 
 
 def test_what_the_slow_path_would_do_more_is_left_to_it(known, monkeypatch):
@@ -280,8 +212,99 @@ def test_an_error_of_the_error_is_raised(known, monkeypatch):
         raise KeyboardInterrupt
 
     known.state.fail = fail
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as found:
         known.make("all_reduce", x(4096), None, "sum", 0)
+    assert isinstance(found.value.__context__, AttributeError)
+
+
+def test_a_stream_may_be_a_number_of_another_class(known):
+    """As a library's handle: what Python takes is not refused."""
+
+    class Handle(int):
+        pass
+
+    prepared = known.add(x(4096))
+    assert known.launches.launch(prepared, Handle(STREAM), (4096, 4096, 0, 0))
+    known.stream.ptr = Handle(STREAM)
+    assert known.make("all_reduce", x(4096), None, "sum", 0)
+    assert len(known.noted) == 2
+
+
+def test_other_threads_run_while_the_driver_waits(known, monkeypatch):
+    """It does where a queue is full, behind a kernel that waits for a peer."""
+    sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+    monkeypatch.setattr(
+        "ringcoll.executors.cuda.launches.address_of",
+        lambda name: sleep if name == "cuLaunchKernel" else 0,
+    )
+    monkeypatch.setattr(Kernel, "function", 400_000)  # which it takes for microseconds
+    rank = Known()
+    rank.stream = known.stream = rank.owners.now[STREAM] = Stream()
+    rank.add(x(4096))
+    ran, began = list[float](), threading.Event()
+
+    def other() -> None:
+        began.set()
+        while not rank.fabric.entered:
+            ran.append(time.monotonic())
+            time.sleep(1e-3)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    began.wait()
+    assert rank.make("all_reduce", x(4096), None, "sum", 0)
+    thread.join()
+    assert len(ran) > 20 and rank.noted == []
+
+
+def test_attributes_are_those_that_python_would_read(known, monkeypatch):
+    """Slots are read where they lie, but not of a class that has changed, or has another's."""
+    call = "all_reduce", x(4096), None, "sum", 0
+    known.add(x(4096))
+    assert known.make(*call)
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamOwners, "now", property(lambda _self: {}))
+        assert not known.make(*call)
+    assert known.make(*call)
+
+    class Other:
+        __slots__ = ("other",)
+        now = StreamOwners.__dict__["now"]
+
+    class Told(Parameter):
+        __slots__ = ()
+
+        def __setattr__(self, name, value):
+            told.append(name)
+            super().__setattr__(name, value)
+
+    libraries: Any = {RawArray: Library(None, None)}  # type: ignore[arg-type]
+    odd: Any = Other()
+    odd.other = known.owners.now
+    launches = Launches(known.path, odd, known.groups, libraries)
+    launches.add(call, Prepared(known), (0, 0, 0, 0), (32, 0))
+    with pytest.raises(TypeError, match="now"):
+        launches.make(*call)
+    told, prepared = list[str](), Prepared(known)
+    prepared.kernel.parameter = Told(array("Q", [7] * WORDS), HELD)
+    prepared.kernel.parameter.filled = (1,)
+    known.launches.add(call, prepared, (0, 0, 0, 0), (32, 0))
+    told.clear()
+    assert known.make(*call) and told == ["filled"]
+
+
+def test_a_cycle_through_a_users_object_is_collected(known):
+    """A stream or an operator may lead back to the communicator."""
+    gone = weakref.ref(known.launches)
+    op = Foreign()
+    op.launches = known.launches  # type: ignore[attr-defined]
+    known.stream.known = op
+    known.add(x(4096), op=op)
+    assert known.make("all_reduce", x(4096), None, op, 0)
+    known.__dict__.clear()
+    del op
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_call_waits_for_the_lock_of_its_rank(known):
@@ -318,7 +341,6 @@ def test_the_driver_is_given_the_kernel_and_python_words_what_it_refuses(known, 
     rank = Known()
     rank.stream = known.stream = rank.owners.now[STREAM] = Stream()
     prepared = rank.add(x(4096))
-    rank.here.thread.bound = False  # the driver says more
     call = "all_reduce", x(8192), None, "sum", 0
     assert rank.make(*call)
     assert found == [(1 << 41, 3, 2, 1, 512, 1, 1, 0, STREAM, 1 << 40, 0)]
@@ -347,10 +369,24 @@ def test_a_call_that_is_given_again_replaces_the_one_before(known):
     gc.collect()
     assert first() is None
     assert known.make("all_reduce", x(4096), None, "sum", 0)
-    assert known.errors.last is second and known.launches._size == 1
+    assert known.errors.last is second and known.launches._launches.size == 1
+    others = [known.add(x(4096), op=op) for op in ("max", "min", "prod", "min")]
+    assert known.launches._launches.size == 4
+    for op, wanted in (
+        ("sum", second),
+        ("max", others[0]),
+        ("min", others[3]),
+        ("prod", others[2]),
+    ):
+        assert known.make("all_reduce", x(4096), None, op, 0)
+        assert known.errors.last is wanted, "the others of its bucket stay"
 
 
 def test_all_are_forgotten_at_once_when_they_are_many(known):
+    for count in range(1, 10):
+        known.add(x(4096, count))
+    known.launches.clear()
+    assert known.launches._launches.size == 0
     whole = known.launches.whole
     first = known.add(x(4096, 1))
     for count in range(2, MOST + 1):
@@ -358,7 +394,8 @@ def test_all_are_forgotten_at_once_when_they_are_many(known):
     assert known.launches.whole == whole
     assert known.make("all_reduce", x(4096, 1), None, "sum", 0)
     last = known.add(x(4096, MOST + 1))
-    assert known.launches.whole == whole + 1 == last.taken and first.taken == whole
+    assert known.launches.whole > whole and first.taken < last.taken < known.launches.whole
+    assert known.launches._launches.size == 1
     assert not known.make("all_reduce", x(4096, 1), None, "sum", 0)
     assert known.make("all_reduce", x(4096, MOST + 1), None, "sum", 0)
 
@@ -368,17 +405,26 @@ def test_nothing_is_held_of_what_is_forgotten_or_of_arrays(known):
     gone = [weakref.ref(known.add(a, op=op)), weakref.ref(op)]
     assert known.make("all_reduce", a, None, op, 0)
     known.errors.last = None
-    before = sys.getrefcount(a), sys.getrefcount(known.stream), sys.getrefcount(known.owners.now)
+    kernel, filled = gone[0]().kernel, (1, 2, 3, int("4"))  # type: ignore[union-attr]
+    parameter = kernel.parameter
+    parameter.filled = filled
+    counted = a, known.stream, known.owners.now, filled
+    before = [sys.getrefcount(each) for each in counted]
     for _ in range(100):
+        parameter.filled = filled
         assert known.make("all_reduce", a, None, op, 0)
         known.errors.last = None
-    assert before == (
-        sys.getrefcount(a), sys.getrefcount(known.stream), sys.getrefcount(known.owners.now)
-    )  # fmt: skip
-    del op
+    parameter.filled = filled
+    assert before == [sys.getrefcount(each) for each in counted]
+    del op, kernel, parameter
     known.launches.clear()
     gc.collect()
     assert [each() for each in gone] == [None, None]
+    before = [sys.getrefcount(a.dtype)]
+    for _ in range(20):
+        known.add(a)
+    known.launches.clear()
+    assert before == [sys.getrefcount(a.dtype)]
 
 
 def test_a_call_may_be_forgotten_while_it_is_launched(known, monkeypatch):
@@ -411,28 +457,6 @@ def test_operators_are_the_same_or_equal_without_python(known):
     assert known.make("all_reduce", x(4096), None, "prod", 0)
 
 
-def test_arrays_of_cupy_are_read(known):
-    cupy = pytest.importorskip("cupy")
-    memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(1 << 20, 4096, None, DEVICE), 0)
-    a = cupy.ndarray((64,), "float32", memptr=memory)
-    libraries: Any = {cupy.ndarray: Library(None, None)}  # type: ignore[arg-type]
-    known.launches._libraries = libraries
-    known.add(a)
-    for array_, at in ((a, 0), (a[:], 0), (a.reshape(8, 8), 0), (cupy.ndarray.view(a), 0)):
-        known.noted.clear()
-        assert known.make("all_reduce", array_, None, "sum", 0)
-        assert known.noted == [words(STREAM, (1 << 20) + at, (1 << 20) + at)]
-    wide = cupy.ndarray((128,), "float32", memptr=memory)
-    other = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(1 << 20, 4096, None, 0), 0)
-    assert known.make("all_reduce", wide[2:66], None, "sum", 0)
-    assert known.noted[-1][2] == (1 << 20) + 8
-    for array_ in (
-        wide, wide[::2], a.view("int32"), a[:0], wide[1:65], a.reshape(8, 8).T,
-        cupy.ndarray((64,), "float32", memptr=other),
-    ):  # fmt: skip
-        assert not known.make("all_reduce", array_, None, "sum", 0)
-
-
 def test_bad_arguments_are_refused(known):
     compiled: Any = known.launches._launches
     with pytest.raises(TypeError, match="wanted name"):
@@ -443,8 +467,7 @@ def test_bad_arguments_are_refused(known):
         compiled.launch(None, 1, [])
     with pytest.raises(ValueError, match="reader"):
         compiled.learn(int, 9, None, None)
-    with pytest.raises(ValueError, match="PyCapsule"):
-        compiled.learn(int, module._launches.DLPACK, None, None)
+    assert not compiled.learn(int, module._launches.DLPACK, None, None), "it has no table"
     a, call = x(4096), ("all_reduce", x(4096), None, "sum", 0)
     with pytest.raises(ValueError, match="argument"):
         known.launches.add(call, Prepared(known), (0, 0, 3, 0), (32, 0))

@@ -186,7 +186,7 @@ assert made(False) is not None and noted == [], "it returns 0 only without Pytho
 def test_the_driver_says_whether_the_device_is_the_threads(two):
     code = """
 import ctypes
-fake.here.thread.bound, answer = False, [0, 2]
+answer = [0, 2]
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 def get_device(at):
@@ -199,7 +199,10 @@ assert made(False) is None and noted == [], "another device"
 answer[:] = 201, -1
 assert made(False) is None and noted == [], "no context"
 answer[:] = 0, -1
-assert made(False) is not None and noted == plain
+with patch.object(fake.here.thread, "bound", False):
+    assert made(False) is None and noted == [], "of another context, perhaps"
+with patch.object(fake.here, "get", lambda: 1):
+    assert made(False) is not None and noted == plain, "it is not asked"
 """
     two(KEPT + code + END)
 

@@ -45,7 +45,7 @@ class Prepared:
     """A call that was launched before."""
 
     def __init__(self, rank: NotedRank) -> None:
-        self.kernel, self.slot, self.number = Kernel(rank), 1, 3
+        self.kernel, self.slot, self.number, self.taken = Kernel(rank), 1, 3, 0
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ class CudaEngine(MessageEngine):
         )
         if not fast:
             self._run(prepared, pointer, owner, addresses)
-        elif known is not None and key and prepared.taken != known.whole and prepared.any_class:
+        elif known is not None and key and prepared.taken < known.whole and prepared.any_class:
             for where in key, (key, second - first):
                 checked = self._checked(where)
                 if checked is not None and checked.any_class is prepared:

@@ -26,6 +26,10 @@ _launches: Any = compiled.load("ringcoll.executors.cuda._launches", _INTERFACE)
 MOST = 512
 """Calls that are known at a time."""
 
+_VARIANTS = 4
+"""Arguments by which one prepared call is known. Python takes calls for one that differ there: an
+operator that is made anew for each call, a tensor and a parameter of torch's."""
+
 _DLPACK_CUDA = 2  # kDLCUDA
 
 
@@ -46,7 +50,7 @@ def is_wanted(setting: bool | None) -> bool:
 
 
 class Launches:
-    """The calls of one rank that the compiled part knows: those of one kernel, on any arrays."""
+    """The calls of one rank that the compiled part knows: those of one kernel by LL or LL128."""
 
     def __init__(
         self, path: FastPath, owners: StreamOwners, groups: set[Any], libraries: Libraries
@@ -70,15 +74,13 @@ class Launches:
         """
         self.launch: Callable[[Any, int, Given], bool] = self._launches.launch
         """As :meth:`.FastPath.launch`."""
-        self.whole = 1
-        """What a prepared call notes that it knows. More each time that all was forgotten."""
-        self._size = 0
+        self.whole = _VARIANTS
+        """What a prepared call notes once no more of it is taken; more when all is forgotten."""
 
     def clear(self) -> None:
         """Forget all calls."""
         self._launches.clear()
-        self.whole += 1
-        self._size = 0
+        self.whole += _VARIANTS
 
     def add(
         self,
@@ -94,10 +96,10 @@ class Launches:
         """
         _, sendbuf, recvbuf, _, _ = call
         if self._learn(type(sendbuf)) and self._learn(type(recvbuf)):
-            if self._size == MOST:
+            if self._launches.size >= MOST:
                 self.clear()
-            self._size += self._launches.add(*call, prepared, places, nbytes)
-        prepared.taken = self.whole
+            self._launches.add(*call, prepared, places, nbytes)
+        prepared.taken = max(prepared.taken, self.whole - _VARIANTS) + 1
 
     def _learn(self, kind: type) -> bool:
         """Whether arrays of a type are read there."""

@@ -35,21 +35,32 @@ static int is_early(const Launches* self) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9 < when;
 }
 
+/* Whether this thread has been bound to the device, which it stays: 1, 0 or -1. */
+static int is_bound(Launches* self) {
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get()); /* no other thread ever has it */
+    if (thread == self->bound) return 1;
+    int bound = is_true(self->owned[THREAD], &n_bound);
+    if (bound == 1) self->bound = thread;
+    return bound;
+}
+
 /* Whether the device of a rank is this thread's: 1, 0 or -1. */
-static int is_here(const Launches* self) {
+static int is_here(Launches* self) {
+    int same = is_bound(self);
+    if (same != 1) return same;
     if (self->get_device != NULL) {
         int device;
         return self->get_device(&device) == 0 && device == self->device;
     }
     PyObject* device = PyObject_CallNoArgs(self->owned[GET_DEVICE]);
     if (device == NULL) return -1;
-    int same = PyObject_RichCompareBool(device, self->owned[ORDINAL], Py_EQ);
+    same = PyObject_RichCompareBool(device, self->owned[ORDINAL], Py_EQ);
     Py_DECREF(device);
-    return same == 1 ? is_true(self->owned[THREAD], &n_bound) : same;
+    return same;
 }
 
 /* Whether the slow path would do no more than enqueue: 1, 0 or -1. */
-static int is_plain(const Launches* self, PyObject* prepared, PyObject* stream) {
+static int is_plain(Launches* self, PyObject* prepared, PyObject* stream) {
     PyObject* settled = get(self->owned[ORDER], &n_settled);
     if (settled == NULL) return -1;
     int plain = PyObject_RichCompareBool(settled, stream, Py_EQ);
@@ -72,8 +83,8 @@ static int read_kernel(const Launches* self, PyObject* launchable, Kernel* kerne
                                  number_of(launchable, &n_locals, &locals) < 0 ||
                                  number_of(launchable, &n_threads, &threads) < 0))
         return -1;
-    *kernel = (Kernel){(uintptr_t)function, (uintptr_t)pointers, (unsigned)blocks, (unsigned)locals,
-                       (unsigned)threads};
+    *kernel = (Kernel){(uintptr_t)function, (unsigned)blocks, (unsigned)locals, (unsigned)threads,
+                       (uintptr_t)pointers};
     return 0;
 }
 
@@ -121,19 +132,29 @@ static int note(const Launches* self, PyObject* prepared, PyObject* stream) {
     return written;
 }
 
-/* Let the rank know of the error that is raised, unless that raises another. */
-static void fail(const Launches* self) {
-    PyObject *type, *error, *trace;
+/* Call a method while an exception may be raised, which stays, unless the method raises another:
+ * that one has come in its handling. */
+static void call_aside(PyObject* object, Name* name, bool with_error) {
+    PyObject *type, *error, *trace, *done, *newer;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL) PyException_SetTraceback(error, trace);
-    PyObject* told = PyObject_CallMethodOneArg(self->owned[RANK], n_fail.text, error);
-    if (told != NULL) {
-        Py_DECREF(told);
+    done = with_error ? PyObject_CallMethodOneArg(object, name->text, error)
+                      : PyObject_CallMethodNoArgs(object, name->text);
+    if (done != NULL) {
+        Py_DECREF(done);
         PyErr_Restore(type, error, trace);
-    } else {
-        Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(trace);
+        return;
     }
+    Py_XDECREF(type), Py_XDECREF(trace);
+    if (error == NULL) return;
+    PyErr_Fetch(&type, &newer, &trace);
+    PyErr_NormalizeException(&type, &newer, &trace);
+    if (newer == error)
+        Py_DECREF(error);
+    else
+        PyException_SetContext(newer, error); /* which takes the reference */
+    PyErr_Restore(type, newer, trace);
 }
 
 /* Write the addresses of a launch into the parameter of an entry. Python knows those that it wrote
@@ -170,9 +191,8 @@ static int fill_parameter(PyObject* launchable, PyObject* addresses) {
 }
 
 /* A call whose lock is held: of an entry on these addresses, or of a kernel that Python has. */
-static int launch_locked(const Launches* self, PyObject* prepared, PyObject* launchable,
-                         PyObject* stream, Entry* entry, const uintptr_t* starts,
-                         PyObject* addresses) {
+static int launch_locked(Launches* self, PyObject* prepared, PyObject* launchable, PyObject* stream,
+                         Entry* entry, const uintptr_t* starts, PyObject* addresses) {
     int plain = is_plain(self, prepared, stream);
     if (plain != 1) return plain;
     Kernel kernel;
@@ -189,7 +209,7 @@ static int launch_locked(const Launches* self, PyObject* prepared, PyObject* lau
 }
 
 /* Enqueue a call under the lock of the rank: 1, 0 where nothing was done, or -1. */
-static int launch(const Launches* self, PyObject* prepared, PyObject* launchable, PyObject* stream,
+static int launch(Launches* self, PyObject* prepared, PyObject* launchable, PyObject* stream,
                   Entry* entry, const uintptr_t* starts, PyObject* addresses) {
     PyObject* lock = get(self->owned[RANK], &n_lock); /* in a fork it is another */
     if (lock == NULL) return -1;
@@ -200,16 +220,8 @@ static int launch(const Launches* self, PyObject* prepared, PyObject* launchable
     }
     Py_DECREF(taken);
     int made = launch_locked(self, prepared, launchable, stream, entry, starts, addresses);
-    if (made < 0) fail(self);
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyObject* released = PyObject_CallMethodNoArgs(lock, n_release.text);
+    if (made < 0) call_aside(self->owned[RANK], &n_fail, true);
+    call_aside(lock, &n_release, false);
     Py_DECREF(lock);
-    if (released == NULL) {
-        Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(trace);
-        return -1;
-    }
-    Py_DECREF(released);
-    PyErr_Restore(type, error, trace);
-    return made;
+    return PyErr_Occurred() ? -1 : made;
 }

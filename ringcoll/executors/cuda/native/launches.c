@@ -37,14 +37,20 @@ static unsigned alignment_of(const Reading* arguments) {
     return (unsigned)(arguments[0].start & 7) | (unsigned)(arguments[1].start & 7) << 3;
 }
 
+/* Whether arguments of so many bytes share memory; how far they are apart. */
+static bool is_shared(const Reading* arguments, const Py_ssize_t* nbytes, intptr_t* distance) {
+    *distance = (intptr_t)(arguments[1].start - arguments[0].start);
+    bool both = arguments[0].start != 0 && arguments[1].start != 0;
+    return both && -nbytes[1] < *distance && *distance < nbytes[0];
+}
+
 /* Whether arguments that lie like these are those of an entry: apart, or where they share memory at
  * the same distance. */
 static bool lies_alike(const Entry* entry, const Reading* arguments) {
-    if (alignment_of(arguments) != entry->alignment) return false;
-    intptr_t distance = (intptr_t)(arguments[1].start - arguments[0].start);
-    bool both = arguments[0].start != 0 && arguments[1].start != 0;
-    bool shared = both && -entry->nbytes[1] < distance && distance < entry->nbytes[0];
-    return shared == entry->shared && (!shared || distance == entry->distance);
+    intptr_t distance;
+    bool shared = is_shared(arguments, entry->nbytes, &distance);
+    return alignment_of(arguments) == entry->alignment && shared == entry->shared &&
+           (!shared || distance == entry->distance);
 }
 
 static bool is_like(const Reading* known, const Reading* given) {
@@ -92,7 +98,7 @@ static int is_kept(const Launches* self, PyObject* stream, PyObject* owner) {
 }
 
 /* Make the call of an entry on arguments that lie there: as launch. */
-static int make_on(const Launches* self, Entry* entry, const Reading* arguments) {
+static int make_on(Launches* self, Entry* entry, const Reading* arguments) {
     PyObject* owner = NULL;
     const Library* library =
         arguments[0].library != NULL ? arguments[0].library : arguments[1].library;
@@ -118,7 +124,7 @@ static PyObject* launches_call(PyObject* object, PyObject* const* given, size_t 
         return NULL;
     }
     Reading arguments[2];
-    int made = read_both(self, given + 1, arguments);
+    int made = self->owned[RANK] == NULL ? 0 : read_both(self, given + 1, arguments);
     if (made == 1) {
         Entry** found = find(self, given, arguments);
         made = found != NULL && PySet_GET_SIZE(self->owned[GROUPS]) == 0;
@@ -134,14 +140,14 @@ static PyObject* launches_call(PyObject* object, PyObject* const* given, size_t 
 
 /* (prepared, stream, addresses) -> whether it was enqueued: FastPath.launch. */
 static PyObject* launches_launch(Launches* self, PyObject* const* given, Py_ssize_t nargs) {
-    if (nargs != 3 || !PyLong_CheckExact(given[1]) || !PyTuple_CheckExact(given[2])) {
+    if (nargs != 3 || !PyLong_Check(given[1]) || !PyTuple_CheckExact(given[2])) {
         PyErr_SetString(PyExc_TypeError, "wanted a prepared call, a stream and a tuple");
         return NULL;
     }
     PyObject* launchable = get(given[0], &n_kernel);
     if (launchable == NULL) return NULL;
     int made = 0;
-    if (launchable != Py_None)
+    if (launchable != Py_None && self->owned[RANK] != NULL)
         made = launch(self, given[0], launchable, given[1], NULL, NULL, given[2]);
     Py_DECREF(launchable);
     return made < 0 ? NULL : PyBool_FromLong(made);
@@ -191,9 +197,7 @@ static int read_prepared(const Launches* self, Entry* entry, PyObject* prepared)
 static int read_arguments(Entry* entry, PyObject* const* given, const Reading* arguments) {
     entry->name = Py_NewRef(given[0]), entry->op = Py_NewRef(given[3]);
     entry->alignment = alignment_of(arguments);
-    entry->distance = (intptr_t)(arguments[1].start - arguments[0].start);
-    entry->shared = arguments[0].start != 0 && arguments[1].start != 0 &&
-                    -entry->nbytes[1] < entry->distance && entry->distance < entry->nbytes[0];
+    entry->shared = is_shared(arguments, entry->nbytes, &entry->distance);
     for (int k = 0; k < 2; k++) {
         entry->arguments[k] = arguments[k];
         if (arguments[k].library == NULL || arguments[k].library->reader == DLPACK) continue;
@@ -205,8 +209,7 @@ static int read_arguments(Entry* entry, PyObject* const* given, const Reading* a
 }
 
 /* (name, sendbuf, recvbuf, op, root, prepared, places of both buffers, bytes of both arguments):
- * take a call that was launched before, in place of one with these arguments -> how many entries
- * there are more. */
+ * take a call that was launched before, in place of one with these arguments. */
 static PyObject* launches_add(Launches* self, PyObject* args) {
     PyObject *given[5], *prepared;
     int bases[2];
@@ -218,7 +221,7 @@ static PyObject* launches_add(Launches* self, PyObject* args) {
         return NULL;
     int taken = read_both(self, given + 1, arguments);
     if (taken < 0) return NULL;
-    if (taken == 0 || !PyLong_CheckExact(given[4])) return PyLong_FromLong(0);
+    if (taken == 0 || !PyLong_CheckExact(given[4])) Py_RETURN_NONE;
     long root = PyLong_AsLong(given[4]);
     if (root == -1 && PyErr_Occurred()) return NULL;
     for (int k = 0; k < 2; k++)
@@ -241,17 +244,20 @@ static PyObject* launches_add(Launches* self, PyObject* args) {
     Entry* before = *at;
     entry->next = replaces ? before->next : before;
     *at = entry;
+    self->size += !replaces;
     if (replaces) drop(before);
-    return PyLong_FromLong(!replaces);
+    Py_RETURN_NONE;
 }
 
-static int read_exchange(Library* library, PyObject* capsule) {
-    const DLExchange* found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (found == NULL) return -1;
+/* Read DLPack's table of functions; false: there is none that is known here. */
+static bool read_exchange(Library* library, PyObject* capsule) {
+    static const char* const name = "dlpack_exchange_api";
+    const DLExchange* found =
+        PyCapsule_IsValid(capsule, name) ? PyCapsule_GetPointer(capsule, name) : NULL;
     while (found != NULL && found->major != DL_MAJOR) found = found->before;
-    if (found == NULL || found->tensor_of == NULL) return 0;
+    if (found == NULL || found->tensor_of == NULL || found->current_stream == NULL) return false;
     library->exchange = found;
-    return 1;
+    return true;
 }
 
 /* (type, reader, DLPack's table or None, owner of streams) -> whether its arrays are read here. */
@@ -266,9 +272,7 @@ static PyObject* launches_learn(Launches* self, PyObject* args) {
     }
     if (self->nlibraries == LIBRARIES) Py_RETURN_FALSE;
     Library library = {.type = (PyTypeObject*)type, .reader = reader, .owner = owner};
-    int there = reader == DLPACK ? read_exchange(&library, capsule) : 1;
-    if (there < 0) return NULL;
-    if (there == 0) Py_RETURN_FALSE;
+    if (reader == DLPACK && !read_exchange(&library, capsule)) Py_RETURN_FALSE;
     Py_INCREF(type);
     Py_INCREF(owner);
     self->libraries[self->nlibraries++] = library;
@@ -280,6 +284,7 @@ static PyObject* launches_clear(Launches* self, PyObject* Py_UNUSED(none)) {
         while (self->table[k] != NULL) {
             Entry* entry = self->table[k];
             self->table[k] = entry->next;
+            self->size--;
             drop(entry);
         }
     Py_RETURN_NONE;
@@ -287,14 +292,37 @@ static PyObject* launches_clear(Launches* self, PyObject* Py_UNUSED(none)) {
 
 /* -- the type ---------------------------------------------------------------------------------- */
 
+/* Python's collector: a stream or an operator of the user's may lead back to the communicator. */
+static int launches_traverse(Launches* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    for (int k = 0; k < OWNED; k++) Py_VISIT(self->owned[k]);
+    for (int k = 0; k < self->nlibraries; k++) {
+        Py_VISIT(self->libraries[k].type);
+        Py_VISIT(self->libraries[k].owner);
+    }
+    for (int k = 0; k < BUCKETS; k++)
+        for (Entry* entry = self->table[k]; entry != NULL; entry = entry->next) {
+            Py_VISIT(entry->op);
+            Py_VISIT(entry->prepared);
+            Py_VISIT(entry->launchable);
+            Py_VISIT(entry->parameter);
+        }
+    return 0;
+}
+
+/* Nothing is called any more but by what ends with it: without entries and objects. */
+static int launches_break(Launches* self) {
+    Py_XDECREF(launches_clear(self, NULL));
+    for (int k = 0; k < OWNED; k++) Py_CLEAR(self->owned[k]);
+    for (int k = 0; k < self->nlibraries; k++) Py_CLEAR(self->libraries[k].owner);
+    return 0;
+}
+
 static void launches_dealloc(Launches* self) {
     PyTypeObject* type = Py_TYPE(self);
-    Py_XDECREF(launches_clear(self, NULL));
-    for (int k = 0; k < self->nlibraries; k++) {
-        Py_CLEAR(self->libraries[k].type);
-        Py_CLEAR(self->libraries[k].owner);
-    }
-    for (int k = 0; k < OWNED; k++) Py_CLEAR(self->owned[k]);
+    PyObject_GC_UnTrack(self);
+    launches_break(self);
+    for (int k = 0; k < self->nlibraries; k++) Py_CLEAR(self->libraries[k].type);
     type->tp_free((PyObject*)self);
     Py_DECREF(type);
 }
@@ -331,6 +359,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
+    {"size", T_PYSSIZET, offsetof(Launches, size), READONLY, NULL},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Launches, vectorcall), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -339,6 +368,8 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "The calls of one rank that were launched before."},
     {Py_tp_new, launches_new},
     {Py_tp_dealloc, launches_dealloc},
+    {Py_tp_traverse, launches_traverse},
+    {Py_tp_clear, launches_break},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
@@ -349,7 +380,7 @@ static PyType_Spec spec = {
     "ringcoll.executors.cuda._launches.Launches",
     sizeof(Launches),
     0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     slots,
 };
 

@@ -9,8 +9,7 @@
 #include <stdbool.h>
 
 /* A name, whose string Python makes once. Where the class of the last object has a slot for it, or
- * a function in C, the next object's is read by that: a lookup takes 30 to 40 ns, and a call makes
- * twenty. */
+ * a function in C, the next object's is read by that: a call makes twenty lookups. */
 typedef struct {
     PyObject* text;
     PyTypeObject* type;
@@ -30,6 +29,8 @@ typedef struct {
 
 #define DECLARE(name) static Name n_##name;
 NAMES(DECLARE)
+
+#if PY_VERSION_HEX >= 0x030b0000 && !defined(Py_GIL_DISABLED)
 
 /* A change of a class gives it another version, and 0 none, for which nothing is believed. */
 static void look_up(Name* name, PyTypeObject* type) {
@@ -52,12 +53,14 @@ static void look_up(Name* name, PyTypeObject* type) {
 
 /* See how the objects of a class have the attribute of a name. */
 static void know(Name* name, PyTypeObject* type) {
-#if PY_VERSION_HEX < 0x030b0000 || defined(Py_GIL_DISABLED)
-    (void)name, (void)type; /* versions are used again, or threads would look at once */
-#else
     if (type != name->type || type->tp_version_tag != name->version) look_up(name, type);
-#endif
 }
+
+#else /* versions are used again, or threads would look at once */
+
+static void know(Name* name, PyTypeObject* type) { (void)name, (void)type; }
+
+#endif
 
 /* Where an object has the slot of a name; NULL: it has none. */
 static PyObject** slot_of(PyObject* object, Name* name) {

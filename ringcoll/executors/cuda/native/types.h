@@ -66,11 +66,12 @@ typedef struct {
     uint64_t offset;
 } Fill;
 
-/* A kernel with its grid, and where its parameter lies; 0 but for the last two where Python is to
- * enqueue it. */
+/* A kernel with its grid, and where the address of its parameter lies; the last alone where Python
+ * enqueues it. */
 typedef struct {
-    uintptr_t function, pointers;
+    uintptr_t function;
     unsigned blocks, locals, threads;
+    uintptr_t pointers;
 } Kernel;
 
 typedef struct Entry {
@@ -101,5 +102,8 @@ typedef struct {
     int device_type, device; /* as DLPack names them */
     Library libraries[LIBRARIES];
     int nlibraries;
+    Py_ssize_t size; /* entries */
     Entry* table[BUCKETS];
+    uint64_t
+        bound; /* the last thread that was seen to be bound to the device, by Python's number */
 } Launches;
