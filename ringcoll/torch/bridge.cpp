@@ -4,8 +4,8 @@
 // converts tensors and options, calls the Python method, and asks the Work that this returns for
 // its future by another. A Group does the same, but for what needs less of Python:
 //
-// - An all_reduce in place that is like an earlier one is enqueued here, if the words say so that
-//   Python's fast path reads (executors/cuda/fast_path.py). The Python method tries this first too.
+// - An all_reduce in place that is like an earlier one is found here and enqueued at once, if the
+//   fast path takes it (executors/cuda/fast_path.py). The Python method tries this first too.
 // - Another sum of one tensor, asynchronous, is started by one method of Python, which is told
 //   where the tensor lies.
 //

@@ -5,7 +5,7 @@ method, and asks the Work that this returns for its future by another call. In a
 of that code has left the processor's caches: a group of CPU ranks that did nothing cost the host
 145 µs a bucket so, and 61 by a bridge that calls one method, where torch's own group in C++ that
 does nothing cost 82 (``cpu_buckets_2.json``). An all_reduce by LL or LL128 that is like an earlier
-one needs no method but for the addresses of a new tensor: C++ reads the words that say so.
+one is found in C++ and launched as the communicator's own, in C where that has been built.
 
 The bridge is a C++ extension of torch, ``bridge.cpp`` with its headers, and no group needs it. It
 is compiled by choice, for one release of torch and of Python; processes that begin after that use
@@ -50,16 +50,10 @@ class Bridged(NamedTuple):
     ``bridge_calls.hpp`` names the parts in the same order.
     """
 
-    rank: object
-    order: object
-    timer: object
     report: object
     records: object
-    get_device: object
-    ordinal: int
-    thread: object
     errors: object
-    fabric: object
+    ordinal: int
     batch: object
     current: object  # tells the caller's stream
     own_streams: set[int]  # torch's, which live until the process ends
@@ -68,8 +62,7 @@ class Bridged(NamedTuple):
     event: int
     stream: int  # of asynchronous calls
     stream_id: tuple[int, int, int]
-    launch: int  # where the driver's cuLaunchKernel is; 0: it is called by Python
-    device_of_context: int  # where its cuCtxGetDevice is; 0: ``get_device`` is asked
+    launch: object  # as FastPath.launch
     kept: dict[int, Any]  # calls by a number that says what they depend on; None: Python makes it
 
 

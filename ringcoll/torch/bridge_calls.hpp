@@ -1,11 +1,9 @@
-// Calls that are like an earlier one: C++ looks, calls what enqueues them, and runs no Python of
-// ours but for a new address.
+// Calls that are like an earlier one: C++ finds them, and calls what enqueues them.
 #pragma once
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -25,16 +23,10 @@ inline bool is_plain(const at::Tensor& tensor) {
 
 // The fields of bridge.py's Bridged, in their order.
 enum Part {
-    RANK,
-    ORDER,
-    TIMER,
     REPORT,
     RECORDS,
-    GET_DEVICE,
-    ORDINAL,
-    THREAD,
     ERRORS,
-    FABRIC,
+    ORDINAL,
     BATCH,
     CURRENT,
     OWN_STREAMS,
@@ -44,7 +36,6 @@ enum Part {
     STREAM,
     STREAM_ID,
     LAUNCH,
-    DEVICE_OF_CONTEXT,
     KEPT,
     PARTS
 };
@@ -68,73 +59,17 @@ inline bool is_recorded(const Parts& parts, const py::handle& prepared) {
     return are_equal(record, number.of(prepared));
 }
 
-// Whether the group's device is this thread's, which has been bound to it.
-inline bool is_here(const Parts& parts) {
-    static const Name bound("bound");
-    if (!is_true(bound.of(parts[THREAD]))) return false;
-    const auto driver = reinterpret_cast<int (*)(int*)>(integer(parts[DEVICE_OF_CONTEXT]));
-    if (driver != nullptr) {
-        int device = -1;
-        return driver(&device) == 0 && device == integer(parts[ORDINAL]);
-    }
-    return are_equal(call(parts[GET_DEVICE]), parts[ORDINAL]);
-}
-
-// cuLaunchKernel: a kernel, its grid and block, shared memory, a stream, its parameters, no extra.
-using Launch = int (*)(uintptr_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                       unsigned, uintptr_t, uintptr_t, uintptr_t);
-
-// As Launchable.enqueue, without what Python takes to pass eleven numbers on. Where the driver
-// refuses, Python asks it again and words the error: that of the second time.
-inline void enqueue(const Parts& parts, const py::handle& kernel, const py::handle& stream) {
-    static const Name enqueue("enqueue"), function("function"), blocks("blocks"), locals("locals"),
-        threads("threads"), pointers("pointers");
-    const auto driver = reinterpret_cast<Launch>(integer(parts[LAUNCH]));
-    if (driver != nullptr) {
-        const auto number = [&kernel](const Name& name) { return integer(name.of(kernel)); };
-        const Py_ssize_t of = number(function), wide = number(blocks), ranks = number(locals),
-                         block = number(threads), at = number(pointers), on = integer(stream);
-        const Unlocked unlocked;
-        if (driver(of, wide, ranks, 1, block, 1, 1, 0, on, at, 0) == 0) return;
-    }
-    static const py::handle zero = PyLong_FromLong(0);
-    call(enqueue.of(kernel), stream, pointers.of(kernel), zero);
-}
-
-// As FastPath.launch, which says why: enqueue a call, or return false where nothing was done. What
-// `before` enqueues comes before it.
-template <class Before>
-bool launch(const Parts& parts, const py::handle& prepared, const py::handle& stream,
-            uintptr_t address, const Before& before) {
-    static const Name kernel_of("kernel"), settled("settled"), marking("marking"), mark("mark"),
-        alarm("alarm"), due("due"), parameter_of("parameter"), filled("filled"), fill("fill"),
-        last("last"), entered("entered"), fail("fail"), lock_of("lock");
-    const py::object kernel = kernel_of.of(prepared);
-    if (kernel.is_none()) return false;
-    const Held lock(lock_of.of(parts[RANK]));  // in a fork it is another
-    const py::handle order = parts[ORDER], timer = parts[TIMER], fabric = parts[FABRIC];
-    try {
-        const std::chrono::duration<double> now =
-            std::chrono::steady_clock::now().time_since_epoch();  // Python's time.monotonic()
-        if (!are_equal(stream, settled.of(order)) || is_true(item(alarm.of(timer), 0)) ||
-            now.count() >= real(due.of(timer)) || is_true(item(parts[REPORT], 0)) ||
-            !is_recorded(parts, prepared) || !is_here(parts))
-            return false;
-        before();
-        const py::object parameter = parameter_of.of(kernel), at = py::int_(address);
-        static PyObject* const zero = PyLong_FromLong(0);
-        const py::object given = checked(PyTuple_Pack(4, at.ptr(), at.ptr(), zero, zero));
-        if (!are_equal(given, filled.of(parameter))) call(fill.of(parameter), given);
-        enqueue(parts, kernel, stream);
-        if (is_true(marking.of(order))) call(mark.of(order), stream);
-        last.set(parts[ERRORS], prepared);
-        static PyObject* const one = PyLong_FromLong(1);
-        entered.set(fabric, checked(PyNumber_Add(entered.of(fabric).ptr(), one)));
-    } catch (const py::error_already_set& error) {
-        call(fail.of(parts[RANK]), error.value());
-        throw;
-    }
-    return true;
+// Enqueue a call on a tensor that lies there, behind `caller` if that is a stream, or return false
+// where more is to be done: FastPath.launch.
+inline bool launch(const Parts& parts, const py::handle& prepared, const py::handle& stream,
+                   uintptr_t address, const py::handle& caller) {
+    static PyObject* const zero = PyLong_FromLong(0);
+    const py::object at = py::int_(address);
+    const py::object given = checked(PyTuple_Pack(4, at.ptr(), at.ptr(), zero, zero));
+    if (!caller) return is_true(call(parts[LAUNCH], prepared, stream, given));
+    const py::object behind = checked(
+        PyTuple_Pack(4, parts[RECORD].ptr(), parts[WAIT].ptr(), parts[EVENT].ptr(), caller.ptr()));
+    return is_true(call(parts[LAUNCH], prepared, stream, given, behind));
 }
 
 // What all calls that one kept call serves have in common, in a number; None: it cannot be told.
@@ -192,12 +127,9 @@ inline py::object start_kept(const py::handle& group, const at::Tensor& tensor,
     try {
         const py::object caller = call(parts[CURRENT]);
         if (aside)
-            done = launch(parts, prepared, parts[STREAM], address, [&] {
-                call(parts[RECORD], parts[EVENT], caller);
-                call(parts[WAIT], parts[STREAM], parts[EVENT], py::int_(0));
-            });
+            done = launch(parts, prepared, parts[STREAM], address, caller);
         else if (checked(PySet_Contains(parts[OWN_STREAMS].ptr(), caller.ptr())))
-            done = launch(parts, prepared, caller, address, [] {});
+            done = launch(parts, prepared, caller, address, py::handle());
     } catch (const py::error_already_set& error) {
         if (aside) keep.of(device)(tensor);  // an interrupt may have come behind the launch
         raise.of(device)(error.value());

@@ -37,12 +37,6 @@ inline Py_ssize_t integer(const py::handle& value) {
     return found;
 }
 
-inline double real(const py::handle& value) {
-    const double found = PyFloat_AsDouble(value.ptr());
-    if (found == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return found;
-}
-
 template <class... Arguments>
 py::object call(const py::handle& function, const Arguments&... arguments) {
     PyObject* const given[] = {nullptr, arguments.ptr()...};
@@ -62,14 +56,6 @@ public:
     }
     py::object call(const py::handle& object) const {
         return checked(PyObject_CallMethodNoArgs(object.ptr(), text_));
-    }
-    void set(const py::handle& object, const py::handle& value) const {
-        if (PyObject** const slot = slot_of(object.ptr()); slot != nullptr) {
-            const py::object before = py::reinterpret_steal<py::object>(*slot);  // freed at the end
-            *slot = value.inc_ref().ptr();
-        } else {
-            checked(PyObject_SetAttr(object.ptr(), text_, value.ptr()));
-        }
     }
 
 private:
@@ -105,28 +91,6 @@ private:
     mutable PyTypeObject* type_ = nullptr;
     mutable unsigned int version_ = 0;
     mutable Py_ssize_t offset_ = 0;  // 0: there is no slot
-};
-
-// A threading.RLock, held.
-class Held {
-public:
-    explicit Held(py::object lock) : lock_(std::move(lock)) {
-        static const Name acquire("acquire");
-        acquire.call(lock_);
-    }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
-    ~Held() {
-        static const Name release("release");
-        try {
-            release.call(lock_);
-        } catch (py::error_already_set& error) {
-            error.discard_as_unraisable("the lock of a rank");
-        }
-    }
-
-private:
-    py::object lock_;
 };
 
 // Without Python's lock, if this thread has it: CUDA may wait here for a queue that is full, behind

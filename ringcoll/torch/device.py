@@ -16,11 +16,11 @@ from ringcoll.bounded import evict
 from ringcoll.communicator.call_cache import CACHED_CALLS
 from ringcoll.communicator.cuda.state import CudaState
 from ringcoll.communicator.public import Communicator
-from ringcoll.cuda.driver import address_of
 from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.cuda.readers import TorchStreams
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given, LaunchRequest
+from ringcoll.executors.cuda.launches import launch_of
 from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.bridge import Bridged
@@ -68,16 +68,10 @@ class Device:
         if path is None:
             return None
         return Bridged(
-            rank=path.rank,
-            order=path.order,
-            timer=path.timer,
             report=path.report,
             records=path.records,
-            get_device=path.current.get,
-            ordinal=self.ordinal,
-            thread=path.current.thread,
             errors=path.errors,
-            fabric=path.fabric,
+            ordinal=self.ordinal,
             batch=self.batch,
             current=self.current,
             own_streams=self._streams.own,
@@ -86,8 +80,7 @@ class Device:
             event=side.order_event,
             stream=side.handle,
             stream_id=side.id,
-            launch=address_of("cuLaunchKernel"),
-            device_of_context=address_of("cuCtxGetDevice"),
+            launch=launch_of(path, self._state.settings.compiled),
             kept={},
         )
 

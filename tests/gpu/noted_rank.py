@@ -34,6 +34,7 @@ class NotedRank:
         self.records = [0, 3]
         self.state = SimpleNamespace(
             config=SimpleNamespace(engine=None),
+            settings=SimpleNamespace(compiled=None),
             lock=threading.RLock(),
             fail=self.failed.append,
             cuda=SimpleNamespace(failure=lambda: None),

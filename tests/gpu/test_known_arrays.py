@@ -1,16 +1,20 @@
-"""Arrays that the compiled part reads: CuPy's, and tensors by a table of DLPack's functions."""
+"""What the compiled part reads: CuPy's arrays, tensors by DLPack's table, and attributes."""
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from typing import Any
 
 import pytest
 
+from ringcoll.cuda.raw import RawArray
 from ringcoll.cuda.readers import Library
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda import launches as module
-from tests.gpu.known_calls import DEVICE, words
+from ringcoll.executors.cuda.launches import Launches, StreamOwners
+from ringcoll.executors.cuda.params import Parameter
+from tests.gpu.known_calls import DEVICE, HELD, WORDS, Prepared, words, x
 from tests.gpu.noted_rank import STREAM
 
 pytestmark = pytest.mark.skipif(
@@ -160,3 +164,39 @@ def test_tensors_are_read_by_dlpacks_table(known):
         Table(1, 3, None, others, tensor_of, CURRENT()),
     ):
         assert not compiled.learn(int, module._launches.DLPACK, capsule(missing), None)
+
+
+def test_attributes_are_those_that_python_would_read(known, monkeypatch):
+    """Slots are read where they lie, but not of a class that has changed, or has another's."""
+    call = "all_reduce", x(4096), None, "sum", 0
+    known.add(x(4096))
+    assert known.make(*call)
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamOwners, "now", property(lambda _self: {}))
+        assert not known.make(*call)
+    assert known.make(*call)
+
+    class Other:
+        __slots__ = ("other",)
+        now = StreamOwners.__dict__["now"]
+
+    class Told(Parameter):
+        __slots__ = ()
+
+        def __setattr__(self, name, value):
+            told.append(name)
+            super().__setattr__(name, value)
+
+    libraries: Any = {RawArray: Library(None, None)}  # type: ignore[arg-type]
+    odd: Any = Other()
+    odd.other = known.owners.now
+    launches = Launches(known.path, odd, known.groups, libraries)
+    launches.add(call, Prepared(known), (0, 0, 0, 0), (32, 0))
+    with pytest.raises(TypeError, match="now"):
+        launches.make(*call)
+    told, prepared = list[str](), Prepared(known)
+    prepared.kernel.parameter = Told(array("Q", [7] * WORDS), HELD)
+    prepared.kernel.parameter.filled = (1,)
+    known.launches.add(call, prepared, (0, 0, 0, 0), (32, 0))
+    told.clear()
+    assert known.make(*call) and told == ["filled"]

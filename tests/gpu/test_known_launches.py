@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import weakref
-from array import array
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,9 @@ import pytest
 from ringcoll.cuda.raw import RawArray
 from ringcoll.cuda.readers import Library
 from ringcoll.executors.cuda import launches as module
-from ringcoll.executors.cuda.launches import MOST, Launches, StreamOwners
-from ringcoll.executors.cuda.params import Parameter
+from ringcoll.executors.cuda.launches import MOST, Launches
 from tests.gpu.known_calls import (
     DEVICE,
-    HELD,
     WORDS,
     Foreign,
     Kernel,
@@ -125,6 +122,36 @@ def test_both_ways_to_launch_may_take_turns(known):
         assert launch(prepared, STREAM, (8192, 8192, 0, 0)) and known.make(*a)
         assert launch(prepared, STREAM, (8192, 8192, 0, 0))
         assert known.noted == [words(STREAM, at, at) for at in (8192, 4096, 8192)]
+
+
+def test_a_launch_may_follow_another_stream(known):
+    """What it follows is enqueued once it is sure to come, and before it."""
+    prepared, noted = known.add(x(4096)), known.noted
+
+    def record(event, stream):
+        noted.append(("record", event, stream))
+
+    def wait(stream, event, flags):
+        noted.append(("wait", stream, event, flags))
+
+    behind, addresses = (record, wait, 9, 7), (4096, 4096, 0, 0)
+    for launch in (known.path.launch, known.launches.launch):
+        noted.clear()
+        assert not launch(prepared, STREAM + 1, addresses, behind) and noted == []
+        assert launch(prepared, STREAM, addresses, behind)
+        assert noted == [("record", 9, 7), ("wait", STREAM, 9, 0), words(STREAM, 4096, 4096)]
+        assert launch(prepared, STREAM, addresses, None) and len(noted) == 4
+
+    def broken(*_given):
+        raise RuntimeError("no event")
+
+    for functions in ((broken, wait), (record, broken)):
+        for launch in (known.path.launch, known.launches.launch):
+            noted.clear()
+            with pytest.raises(RuntimeError, match="no event"):
+                launch(prepared, STREAM, addresses, (*functions, 9, 7))
+            assert words(STREAM, 4096, 4096) not in noted
+    assert len(known.failed) == 4 and known.fabric.entered == 4
 
 
 def test_what_the_slow_path_would_do_more_is_left_to_it(known, monkeypatch):
@@ -255,42 +282,6 @@ def test_other_threads_run_while_the_driver_waits(known, monkeypatch):
     assert rank.make("all_reduce", x(4096), None, "sum", 0)
     thread.join()
     assert len(ran) > 20 and rank.noted == []
-
-
-def test_attributes_are_those_that_python_would_read(known, monkeypatch):
-    """Slots are read where they lie, but not of a class that has changed, or has another's."""
-    call = "all_reduce", x(4096), None, "sum", 0
-    known.add(x(4096))
-    assert known.make(*call)
-    with monkeypatch.context() as patched:
-        patched.setattr(StreamOwners, "now", property(lambda _self: {}))
-        assert not known.make(*call)
-    assert known.make(*call)
-
-    class Other:
-        __slots__ = ("other",)
-        now = StreamOwners.__dict__["now"]
-
-    class Told(Parameter):
-        __slots__ = ()
-
-        def __setattr__(self, name, value):
-            told.append(name)
-            super().__setattr__(name, value)
-
-    libraries: Any = {RawArray: Library(None, None)}  # type: ignore[arg-type]
-    odd: Any = Other()
-    odd.other = known.owners.now
-    launches = Launches(known.path, odd, known.groups, libraries)
-    launches.add(call, Prepared(known), (0, 0, 0, 0), (32, 0))
-    with pytest.raises(TypeError, match="now"):
-        launches.make(*call)
-    told, prepared = list[str](), Prepared(known)
-    prepared.kernel.parameter = Told(array("Q", [7] * WORDS), HELD)
-    prepared.kernel.parameter.filled = (1,)
-    known.launches.add(call, prepared, (0, 0, 0, 0), (32, 0))
-    told.clear()
-    assert known.make(*call) and told == ["filled"]
 
 
 def test_a_cycle_through_a_users_object_is_collected(known):

@@ -66,7 +66,6 @@ class Rank(NotedRank):
                 torch._C, "_cuda_getCurrentRawStream", lambda ordinal: self.stream, create=True
             ),
             mock.patch.object(module, "CudaState", SimpleNamespace),
-            mock.patch.object(module, "address_of", lambda name: 0),
         ):
             self.device = Device(comm, 0, group._failed)
         self.device.ordinal = -1

@@ -99,12 +99,16 @@ made(False)
 slow = [
     (fake.order, "settled", None), (fake.timer, "due", 0.0),
     (fake.timer, "alarm", memoryview(b"\\1" * 8).cast("Q")),
-    (fake.here.thread, "bound", False), (call, "kernel", None), (call, "number", 4),
+    (call, "kernel", None), (call, "number", 4),
 ]
 for where, name, value in slow:
     with patch.object(where, name, value):
         assert not fake.path.launch(call, MAIN, (at, at, 0, 0)), name
         assert tried(x) == [], name
+with patch.object(fake.here.thread, "bound", False):  # a thread that has been bound stays so
+    assert not fake.path.launch(call, MAIN, (at, at, 0, 0))
+    with patch.object(fake.device, "bridged", fake.device._parts_of_bridge()):
+        assert tried(x) == []
 with patch.object(fake.here, "get", lambda: 1):
     assert not fake.path.launch(call, MAIN, (at, at, 0, 0))
     with patch.object(fake.device, "bridged", fake.device._parts_of_bridge()):
@@ -149,119 +153,60 @@ assert made(False) is not None and fake.errors.last is other, "prepared anew"
     two(KEPT + code + END)
 
 
-def test_the_driver_launches_and_python_words_what_it_refuses(two):
-    code = """
-import ctypes
-from ringcoll.cuda import driver
-wide, narrow = ctypes.c_size_t, ctypes.c_uint
-function = ctypes.CFUNCTYPE(ctypes.c_int, wide, *[narrow] * 7, *[wide] * 3)
-answers, seen = [0, 0, 700, 0], []
-
-@function
-def launch(*given):
-    seen.append(given)
-    return answers.pop(0)
-
-there = ctypes.cast(launch, ctypes.c_void_p).value
-fake.device.bridged = fake.device.bridged._replace(launch=there)
-kernel = [1 << 41, 3, 2, 1, 512, 1, 1, 0]
-assert made(False) is not None and noted == [] and seen == [(*kernel, MAIN, 1 << 40, 0)]
-assert call.kernel.parameter.filled == (at, at, 0, 0) and fake.errors.last is call
-with patch.object(fake.order, "settled", SIDE):
-    assert made(True) is not None and noted == ordered and seen[1][8] == SIDE
-assert made(False) is not None and noted == plain, "a refused one is asked for again"
-assert fake.fabric.entered == 3 and fake.failed == []
-with patch.object(call.kernel, "blocks", 7):
-    assert made(False) is not None and seen[3][1] == 7, "a grid that has changed"
-noted.clear()
-with patch.object(driver, "_driver", lambda: ctypes.pythonapi):
-    there = driver.address_of("PyGILState_Check")
-    assert driver.address_of("cuNoSuchThing") == 0
-fake.device.bridged = fake.device.bridged._replace(launch=there)
-assert made(False) is not None and noted == [], "it returns 0 only without Python's lock"
-"""
-    two(KEPT + code + END)
-
-
-def test_the_driver_says_whether_the_device_is_the_threads(two):
-    code = """
-import ctypes
-answer = [0, 2]
-
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
-def get_device(at):
-    at[0] = answer[1]
-    return answer[0]
-
-there = ctypes.cast(get_device, ctypes.c_void_p).value
-fake.device.bridged = fake.device.bridged._replace(device_of_context=there)
-assert made(False) is None and noted == [], "another device"
-answer[:] = 201, -1
-assert made(False) is None and noted == [], "no context"
-answer[:] = 0, -1
-with patch.object(fake.here.thread, "bound", False):
-    assert made(False) is None and noted == [], "of another context, perhaps"
-with patch.object(fake.here, "get", lambda: 1):
-    assert made(False) is not None and noted == plain, "it is not asked"
-"""
-    two(KEPT + code + END)
-
-
 def test_attributes_of_another_class_and_of_a_changed_one(two):
     code = """
 class Slotted:
-    __slots__ = ("settled", "marking", "mark")
+    __slots__ = ("posts",)
 
 first, second = Slotted(), Slotted()
-first.settled = second.settled = MAIN
-first.marking = second.marking = False
-for order in (fake.order, first, second, fake.order, first):
-    with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=order)):
+first.posts, second.posts = [], []
+for batch in (fake.device.batch, first, second, fake.device.batch, first):
+    with patch.object(fake.device, "bridged", fake.device.bridged._replace(batch=batch)):
         assert made(False) is not None and noted == plain
-        order.settled = SIDE
+        batch.posts = ["one"]
         assert made(False) is None and noted == []
-        order.settled = MAIN
-with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=first)):
-    with patch.object(Slotted, "settled", SIDE):
+        batch.posts = []
+with patch.object(fake.device, "bridged", fake.device.bridged._replace(batch=first)):
+    with patch.object(Slotted, "posts", ["one"]):
         assert made(False) is None, "the class has another"
-    assert made(False) is not None
-    del first.settled
-    with pytest.raises(RuntimeError, match="settled"):
+    before = sys.getrefcount(first.posts)
+    assert made(False) is not None and sys.getrefcount(first.posts) == before
+    del first.posts
+    with pytest.raises(AttributeError, match="posts"):
         made(False)
-    assert noted == [] and len(fake.failed) == 1
-group._failure, first.settled = None, MAIN
-
-class Errors:
-    __slots__ = ("_found", "last")
-
-errors, kept = Errors(), ["kept"]
-errors._found, errors.last = None, kept
-before = sys.getrefcount(kept)
-with patch.object(fake.device, "bridged", fake.device.bridged._replace(errors=errors)):
-    assert made(False) is not None and errors.last is call
-    assert sys.getrefcount(kept) == before - 1
-    before = sys.getrefcount(call)
-    assert made(False) is not None and sys.getrefcount(call) == before
+    assert noted == []
 
 class Foreign:
-    settled = Slotted.settled
+    posts = Slotted.posts
 
 class Hooked(Slotted):
     __slots__ = ()
 
     def __getattribute__(self, name):
-        return SIDE if name == "settled" else super().__getattribute__(name)
+        return ["one"] if name == "posts" else super().__getattribute__(name)
 
 foreign, hooked = Foreign(), Hooked()
-hooked.settled, hooked.marking = MAIN, False
-with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=hooked)):
+hooked.posts = []
+with patch.object(fake.device, "bridged", fake.device.bridged._replace(batch=hooked)):
     assert made(False) is None, "its class has the last word"
-with patch.object(fake.device, "bridged", fake.device.bridged._replace(order=foreign)):
-    with pytest.raises(RuntimeError, match="settled"):
+with patch.object(fake.device, "bridged", fake.device.bridged._replace(batch=foreign)):
+    with pytest.raises(TypeError, match="posts"):
         made(False)
-group._failure = None
 bare = dist.AllreduceOptions.__new__(dist.AllreduceOptions)
 assert group._start_in_bridge(group, [x], bare) is None, "it holds nothing"
+"""
+    two(KEPT + code + END)
+
+
+def test_python_launches_where_the_compiled_part_is_not_wanted(two):
+    code = """
+fake.state.settings.compiled = False
+fake.device.bridged = fake.device._parts_of_bridge()
+assert fake.device.bridged.launch == fake.path.launch
+assert made(False) is not None and noted == plain
+fake.order.settled = SIDE
+assert made(True) is not None and noted == aside
+assert fake.fabric.entered == 2 and fake.errors.last is call
 """
     two(KEPT + code + END)
 
@@ -277,7 +222,7 @@ assert held() is None
     two(KEPT + code + END)
 
 
-def test_what_the_bridge_reads_lies_in_slots():
+def test_what_c_reads_lies_in_slots():
     read = {
         AsyncErrors: ("_found", "last"),
         Batch: ("posts",),

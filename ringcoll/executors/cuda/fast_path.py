@@ -8,6 +8,7 @@ which is :meth:`.CudaState.run`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,11 @@ from ringcoll.fabric.poll import LivenessTimer
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
+
+
+Behind = tuple[Callable[[int, int], object], Callable[[int, int, int], object], int, int]
+"""What a launch comes behind: functions that record an event on a stream and let a stream wait for
+an event, the event, and the stream on which it is recorded."""
 
 
 class Rank(Protocol):
@@ -35,8 +41,7 @@ class Rank(Protocol):
 class FastPath:
     """Launches calls of one rank for which the slow path would do no more than this.
 
-    ``native/launch.h`` does the same where it has been built, ``torch/bridge_calls.hpp`` for groups
-    of torch: what changes here changes there.
+    ``native/launch.h`` does the same where it has been built: what changes here changes there.
     """
 
     __slots__ = (
@@ -62,7 +67,9 @@ class FastPath:
         if not self.launch(prepared, stream, addresses):
             self.rank.run(prepared, stream, addresses)
 
-    def launch(self, prepared: AnyCudaCall, stream: int, addresses: Given) -> bool:
+    def launch(
+        self, prepared: AnyCudaCall, stream: int, addresses: Given, behind: Behind | None = None
+    ) -> bool:
         """Enqueue a call; False where nothing was done, since the slow path would do more."""
         kernel = prepared.kernel
         if kernel is None:  # not launched yet, or it is more than a kernel
@@ -80,6 +87,10 @@ class FastPath:
                     or not current.thread.bound
                 ):
                     return False
+                if behind is not None:
+                    record, wait, event, other = behind
+                    record(event, other)
+                    wait(stream, event, 0)
                 if addresses != kernel.parameter.filled:
                     kernel.parameter.fill(addresses)
                 kernel.enqueue(stream, kernel.pointers, 0)

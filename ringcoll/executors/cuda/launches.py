@@ -17,7 +17,6 @@ from ringcoll.cuda.driver import address_of
 from ringcoll.cuda.raw import RawArray
 from ringcoll.cuda.readers import Libraries
 from ringcoll.executors import compiled
-from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.fast_path import FastPath
 
 _INTERFACE = 1
@@ -44,6 +43,18 @@ class StreamOwners:
     now: dict[int, object] = field(default_factory=dict)
 
 
+Launch = Callable[..., bool]
+"""Enqueues a kept call, as :meth:`.FastPath.launch`."""
+
+
+def launch_of(path: FastPath, setting: bool | None) -> Launch:
+    """What launches the kept calls of a rank that something else finds: C, if that is wanted."""
+    if not is_wanted(setting):
+        return path.launch
+    launch: Launch = _of(path, StreamOwners(), set(), None).launch
+    return launch
+
+
 def is_wanted(setting: bool | None) -> bool:
     """Whether the setting ``compiled`` asks for it; see :func:`.compiled.is_wanted`."""
     return compiled.is_wanted(setting, _launches)
@@ -57,14 +68,7 @@ class Launches:
     ) -> None:
         from cupy.cuda import get_current_stream
 
-        current = path.current
-        parts = (
-            *(path.rank, path.order, path.timer, path.report, path.records),
-            *(current.get, current.ordinal, current.thread, path.errors, path.fabric),
-            *(owners, groups, get_current_stream),
-        )
-        driver = address_of("cuLaunchKernel"), address_of("cuCtxGetDevice")
-        self._launches = _launches.Launches(parts, *driver, (_DLPACK_CUDA, current.ordinal))
+        self._launches = _of(path, owners, groups, get_current_stream)
         self._libraries = libraries
         self._learnt: dict[type, bool] = {type(None): True}
         self.make: Callable[..., bool] = self._launches
@@ -72,7 +76,7 @@ class Launches:
 
         False: it is for Python, and nothing of it has begun.
         """
-        self.launch: Callable[[Any, int, Given], bool] = self._launches.launch
+        self.launch: Launch = self._launches.launch
         """As :meth:`.FastPath.launch`."""
         self.whole = _VARIANTS
         """What a prepared call notes once no more of it is taken; more when all is forgotten."""
@@ -118,3 +122,15 @@ class Launches:
         cupy = sys.modules.get("cupy")
         known = cupy is not None and kind is cupy.ndarray and hasattr(kind, "_c_contiguous")
         return known and learn(kind, _launches.CUPY, None, None)
+
+
+def _of(path: FastPath, owners: StreamOwners, groups: set[Any], current_stream: object) -> Any:
+    """The compiled part's record of a rank; ``current_stream``: CuPy's function, if it is asked."""
+    current = path.current
+    parts = (
+        *(path.rank, path.order, path.timer, path.report, path.records),
+        *(current.get, current.ordinal, current.thread, path.errors, path.fabric),
+        *(owners, groups, current_stream),
+    )
+    driver = address_of("cuLaunchKernel"), address_of("cuCtxGetDevice")
+    return _launches.Launches(parts, *driver, (_DLPACK_CUDA, current.ordinal))

@@ -190,27 +190,47 @@ static int fill_parameter(PyObject* launchable, PyObject* addresses) {
     return same < 0 ? -1 : 0;
 }
 
-/* A call whose lock is held: of an entry on these addresses, or of a kernel that Python has. */
-static int launch_locked(Launches* self, PyObject* prepared, PyObject* launchable, PyObject* stream,
-                         Entry* entry, const uintptr_t* starts, PyObject* addresses) {
-    int plain = is_plain(self, prepared, stream);
+/* Let a stream wait for what another has been given: (record, wait, event, the other). */
+static int follow(PyObject* behind, PyObject* stream) {
+    PyObject *record, *wait, *event, *other, *waited = NULL;
+    if (!PyArg_ParseTuple(behind, "OOOO", &record, &wait, &event, &other)) return -1;
+    PyObject* flags = PyLong_FromLong(0);
+    PyObject* recorded =
+        flags == NULL ? NULL : PyObject_CallFunctionObjArgs(record, event, other, NULL);
+    if (recorded != NULL) waited = PyObject_CallFunctionObjArgs(wait, stream, event, flags, NULL);
+    Py_XDECREF(recorded);
+    Py_XDECREF(flags);
+    Py_XDECREF(waited);
+    return waited == NULL ? -1 : 0;
+}
+
+/* What is launched: an entry on addresses, or where there is none, a kernel that Python has. */
+typedef struct {
+    PyObject *prepared, *launchable, *stream;
+    Entry* entry;
+    uintptr_t starts[GIVEN];
+    PyObject *addresses, *behind; /* behind: NULL, or what it follows */
+} Call;
+
+/* Enqueue a call whose lock is held, if that is all: 1, 0 or -1. */
+static int launch_locked(Launches* self, const Call* call) {
+    int plain = is_plain(self, call->prepared, call->stream);
     if (plain != 1) return plain;
+    if (call->behind != NULL && follow(call->behind, call->stream) < 0) return -1;
     Kernel kernel;
-    if (entry != NULL) {
-        kernel = entry->kernel;
-        if (fill_words(entry, starts) < 0) return -1;
-    } else if (read_kernel(self, launchable, &kernel) < 0 ||
-               fill_parameter(launchable, addresses) < 0) {
+    if (call->entry != NULL) {
+        kernel = call->entry->kernel;
+        if (fill_words(call->entry, call->starts) < 0) return -1;
+    } else if (read_kernel(self, call->launchable, &kernel) < 0 ||
+               fill_parameter(call->launchable, call->addresses) < 0) {
         return -1;
     }
-    if (enqueue(self, launchable, &kernel, stream) < 0 || note(self, prepared, stream) < 0)
-        return -1;
-    return 1;
+    if (enqueue(self, call->launchable, &kernel, call->stream) < 0) return -1;
+    return note(self, call->prepared, call->stream) < 0 ? -1 : 1;
 }
 
 /* Enqueue a call under the lock of the rank: 1, 0 where nothing was done, or -1. */
-static int launch(Launches* self, PyObject* prepared, PyObject* launchable, PyObject* stream,
-                  Entry* entry, const uintptr_t* starts, PyObject* addresses) {
+static int launch(Launches* self, const Call* call) {
     PyObject* lock = get(self->owned[RANK], &n_lock); /* in a fork it is another */
     if (lock == NULL) return -1;
     PyObject* taken = PyObject_CallMethodNoArgs(lock, n_acquire.text);
@@ -219,7 +239,7 @@ static int launch(Launches* self, PyObject* prepared, PyObject* launchable, PyOb
         return -1;
     }
     Py_DECREF(taken);
-    int made = launch_locked(self, prepared, launchable, stream, entry, starts, addresses);
+    int made = launch_locked(self, call);
     if (made < 0) call_aside(self->owned[RANK], &n_fail, true);
     call_aside(lock, &n_release, false);
     Py_DECREF(lock);

@@ -105,10 +105,11 @@ static int make_on(Launches* self, Entry* entry, const Reading* arguments) {
     PyObject* stream = stream_of(self, library, &owner);
     int made = stream == NULL ? -1 : is_kept(self, stream, owner);
     if (made == 1) {
-        uintptr_t bases[3] = {arguments[0].start, arguments[1].start, 0}, starts[GIVEN] = {0};
+        uintptr_t bases[3] = {arguments[0].start, arguments[1].start, 0};
+        Call call = {entry->prepared, entry->launchable, stream, entry, {0}, NULL, NULL};
         for (int k = 0; k < 2; k++)
-            starts[k] = bases[entry->bases[k]] + (uintptr_t)entry->offsets[k];
-        made = launch(self, entry->prepared, entry->launchable, stream, entry, starts, NULL);
+            call.starts[k] = bases[entry->bases[k]] + (uintptr_t)entry->offsets[k];
+        made = launch(self, &call);
     }
     Py_XDECREF(stream);
     Py_XDECREF(owner);
@@ -138,17 +139,21 @@ static PyObject* launches_call(PyObject* object, PyObject* const* given, size_t 
     return made < 0 ? NULL : PyBool_FromLong(made);
 }
 
-/* (prepared, stream, addresses) -> whether it was enqueued: FastPath.launch. */
+/* (prepared, stream, addresses[, behind]) -> whether it was enqueued: FastPath.launch. */
 static PyObject* launches_launch(Launches* self, PyObject* const* given, Py_ssize_t nargs) {
-    if (nargs != 3 || !PyLong_Check(given[1]) || !PyTuple_CheckExact(given[2])) {
-        PyErr_SetString(PyExc_TypeError, "wanted a prepared call, a stream and a tuple");
+    PyObject* behind = nargs == 4 && given[3] != Py_None ? given[3] : NULL;
+    if (nargs < 3 || nargs > 4 || !PyLong_Check(given[1]) || !PyTuple_CheckExact(given[2]) ||
+        (behind != NULL && !PyTuple_CheckExact(behind))) {
+        PyErr_SetString(PyExc_TypeError, "wanted a prepared call, a stream and a tuple or two");
         return NULL;
     }
     PyObject* launchable = get(given[0], &n_kernel);
     if (launchable == NULL) return NULL;
     int made = 0;
-    if (launchable != Py_None && self->owned[RANK] != NULL)
-        made = launch(self, given[0], launchable, given[1], NULL, NULL, given[2]);
+    if (launchable != Py_None && self->owned[RANK] != NULL) {
+        Call call = {given[0], launchable, given[1], NULL, {0}, given[2], behind};
+        made = launch(self, &call);
+    }
     Py_DECREF(launchable);
     return made < 0 ? NULL : PyBool_FromLong(made);
 }
