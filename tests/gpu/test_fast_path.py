@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -113,12 +114,9 @@ def test_a_call_that_was_launched_takes_the_fast_path(alone) -> None:
 
 def test_the_compiled_part_makes_a_warm_call(alone, compiled) -> None:
     """Of the package's Python two functions are left."""
-    comm, call = alone
-    known, entered = comm._engine._known, list[str]()
-    assert (known is not None) == compiled
+    _, call = alone
+    entered, package = list[str](), str(Path(ringcoll.__file__).parent)
     call()
-
-    package = str(Path(ringcoll.__file__).parent)
 
     def profile(frame, event, _argument) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(package):
@@ -133,22 +131,15 @@ def test_the_compiled_part_makes_a_warm_call(alone, compiled) -> None:
     assert ({*entered[2:]} <= {"size"}) == compiled, "of an array around a pointer"
 
 
-def test_options_are_python_s(alone) -> None:
-    comm, call = alone
-    call()
-    array = comm.empty(100, "float32")
-    for _ in range(3):
-        comm.all_reduce(array, op="avg")
-    assert comm.all_reduce(array, op="avg", async_op=True) is not None
-
-
-def test_a_call_out_of_place_on_one_array_is_known_too(alone, compiled) -> None:
+def test_what_the_compiled_part_is_given(alone, compiled) -> None:
+    """A call out of place on one array too, but none with options."""
     comm, _ = alone
     array = comm.empty(100, "float32")
     for _ in range(3):
-        comm.all_reduce(array, array)
+        comm.all_reduce(array, array, op="avg")
+    assert comm.all_reduce(array, array, op="avg", async_op=True) is not None
     if compiled:
-        assert comm._engine._known.make("all_reduce", array, array, "sum", 0)
+        assert comm._engine._known.make("all_reduce", array, array, "avg", 0)
         assert comm._engine._launch == comm._engine._known.launch
 
 
@@ -157,14 +148,9 @@ def test_one_call_is_taken_a_few_times_at_most(alone, compiled, monkeypatch) -> 
     comm, _ = alone
     if not compiled:
         return
-    array, added = comm.empty(100, "float32"), list[str]()
-    plain = Launches.add
-
-    def add(self, *given) -> None:
-        added.append(given[0][3])
-        plain(self, *given)
-
-    monkeypatch.setattr(Launches, "add", add)
+    array, added = comm.empty(100, "float32"), create_autospec(Launches.add)
+    added.side_effect = Launches.add
+    monkeypatch.setattr(Launches, "add", added)
 
     class Word(str):
         __slots__ = ()
@@ -172,10 +158,10 @@ def test_one_call_is_taken_a_few_times_at_most(alone, compiled, monkeypatch) -> 
     for op in ("max", Word("max")):
         for _ in range(4):
             comm.all_reduce(array, op=op)
-    assert [*map(type, added)] == [str, Word]
+    assert [type(given.args[1][3]) for given in added.call_args_list] == [str, Word]
     for _ in range(20):
         comm.all_reduce(array, op=Word("max"))
-    assert len(added) == 4
+    assert added.call_count == 4
 
 
 def test_calls_that_were_forgotten_are_made_by_python(alone, compiled) -> None:
@@ -500,8 +486,7 @@ def test_a_rank_that_has_been_closed_reports_nothing(gpus, timers) -> None:
 def test_a_closed_communicator_is_let_go_without_the_collector(gpus, timers) -> None:
     """What makes its kept calls does not know its engine."""
     (comm,) = ringcoll.init_all([0], device="cuda", timeout=20)
-    kept = np.ones(100, "float32")
-    array = from_pointer(kept.ctypes.data, (100,), "float32", 0)
+    array = comm.empty(100, "float32")
     for _ in range(3):
         comm.all_reduce(array, op="avg")
     engine = weakref.ref(comm._engine)
