@@ -54,9 +54,6 @@ public:
         if (slot != nullptr && *slot != nullptr) return py::reinterpret_borrow<py::object>(*slot);
         return checked(PyObject_GetAttr(object.ptr(), text_));
     }
-    py::object call(const py::handle& object) const {
-        return checked(PyObject_CallMethodNoArgs(object.ptr(), text_));
-    }
 
 private:
     PyObject** slot_of(PyObject* object) const {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ringcoll.cuda import driver
 from ringcoll.cuda.raw import RawArray
 from ringcoll.cuda.readers import Library
 from ringcoll.executors.cuda import launches as module
@@ -339,6 +340,10 @@ def test_the_driver_is_given_the_kernel_and_python_words_what_it_refuses(known, 
     assert prepared.kernel.parameter.words.tolist() == [*words(0, 8192, 8192)[1:]]
     assert rank.launches.launch(prepared, STREAM, (4096, 4096, 0, 0))
     assert found[1] == found[0] and prepared.kernel.parameter.words[1] == 4096
+    with monkeypatch.context() as patched:
+        patched.setattr(Kernel, "blocks", 7)
+        assert rank.launches.launch(prepared, STREAM, (4096, 4096, 0, 0))
+    assert found[2][1] == 7, "a grid that has changed"
     device = 0
     assert not rank.make(*call) and not rank.launches.launch(prepared, STREAM, (0, 0, 0, 0))
     device, status = DEVICE, 201
@@ -475,6 +480,12 @@ def test_bad_arguments_are_refused(known):
     assert not compiled.learn(float, module._launches.RAW, None, None), "no more are known"
     with pytest.raises(TypeError, match="parts"):
         module._launches.Launches((), 0, 0, (2, 0))
+
+
+def test_a_function_that_the_driver_lacks_lies_nowhere(monkeypatch):
+    monkeypatch.setattr(driver, "_driver", lambda: ctypes.pythonapi)
+    assert driver.address_of("PyGILState_Check") != 0
+    assert driver.address_of("cuNoSuchThing") == 0
 
 
 def test_the_compiled_part_is_asked_for():

@@ -42,8 +42,6 @@ class Parameter:
 class Kernel:
     """Notes its launches by Python."""
 
-    function, blocks, locals, threads = 1 << 41, 3, 2, 512
-
     def __init__(self, noted: list[Any]) -> None:
         self.parameter, self.pointers, self._noted = Parameter(), 1 << 40, noted
 
