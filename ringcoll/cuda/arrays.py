@@ -69,5 +69,9 @@ def _of_torch(torch: Any, tensor: Any) -> DeviceArray:
             "has no memory: it is a fake or functional tensor of torch.compile, or a subclass that "
             "wraps others, or its storage was freed by resize_(0)"
         )
+    needed = (tensor.storage_offset() + count) * row.itemsize
+    held = tensor.untyped_storage().nbytes() if count else needed
+    if held < needed:
+        raise ArgumentTypeError(f"has a storage of {held} bytes, and it needs {needed}")
     ordinal = tensor.device.index
     return DeviceArray(pointer, count, row, count * row.itemsize, ordinal, False, tensor)

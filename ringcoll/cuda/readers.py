@@ -23,6 +23,10 @@ Reading = tuple[int, object]
 Stream = tuple[int, object | None]
 """The handle of a stream, and what keeps it alive until the next call; None: nothing does."""
 
+NO_MEMORY = 1 << 32
+"""Below it is no device memory: a view of a storage that was freed by ``resize_(0)`` says its
+offset for its address. ``native/arrays.h`` knows it too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
@@ -98,8 +102,8 @@ def _torch_reader(torch: Any, ordinal: int) -> Callable[[Any], Reading | None]:
             return None
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None
-        pointer = tensor.data_ptr()  # 0 without memory, which is for the other way to say
-        return (pointer, (tensor.numel(), tensor.dtype)) if pointer else None
+        pointer = tensor.data_ptr()
+        return (pointer, (tensor.numel(), tensor.dtype)) if pointer >= NO_MEMORY else None
 
     return read
 

@@ -249,6 +249,12 @@ class Tensor:
     def data_ptr(self):
         return 4096
 
+    def storage_offset(self):
+        return 4
+
+    def untyped_storage(self):
+        return types.SimpleNamespace(nbytes=lambda: self.__dict__.get("held", 20))
+
     def numel(self):
         return 6
 
@@ -286,5 +292,6 @@ def test_torch_tensors():
     assert "pass tensor.contiguous()" in refusal(Tensor(contiguous=False))
     assert "to_dense" in refusal(Tensor(layout="torch.sparse_coo"), ArgumentTypeError)
     assert "resolve_conj" in refusal(Tensor(conj=True))
+    assert "storage of 19 bytes, and it needs 20" in refusal(Tensor(held=19), ArgumentTypeError)
     assert view(Tensor(requires_grad=True)).count == 6
     assert "is not one of int8" in refusal(Tensor(dtype="torch.quint8"), ArgumentTypeError)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringcoll.cuda.raw import RawArray
-from ringcoll.cuda.readers import Library
+from ringcoll.cuda.readers import NO_MEMORY, Library
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda import launches as module
 from ringcoll.executors.cuda.launches import Launches, StreamOwners
@@ -80,13 +80,16 @@ class Table(ctypes.Structure):
     ]
 
 
+AT = NO_MEMORY
+
+
 class Tensor:
     """An array that such a table reads, by these fields."""
 
     dtype, size = dtype_of("float32"), 8
 
     def __init__(self, **fields: Any) -> None:
-        plain = {"data": 4096, "device_type": 2, "device_id": DEVICE, "code": 2, "bits": 32}
+        plain = {"data": AT, "device_type": 2, "device_id": DEVICE, "code": 2, "bits": 32}
         self.fields: dict[str, Any] = {**plain, "lanes": 1, "byte_offset": 0, **fields}
         self.shape, self.strides = fields.pop("shape", (8,)), fields.pop("strides", (1,))
         for name in ("shape", "strides"):
@@ -134,10 +137,10 @@ def test_tensors_are_read_by_dlpacks_table(known):
     assert known.add(Tensor()) is not None
     call = "all_reduce", None, "sum", 0
     for tensor, at in (
-        (Tensor(), 4096),
-        (Tensor(data=8192, byte_offset=64), 8256),
-        (Tensor(shape=(2, 4), strides=(4, 1)), 4096),
-        (Tensor(shape=(1, 8, 1), strides=(3, 1, 7)), 4096),
+        (Tensor(), AT),
+        (Tensor(data=2 * AT, byte_offset=64), 2 * AT + 64),
+        (Tensor(shape=(2, 4), strides=(4, 1)), AT),
+        (Tensor(shape=(1, 8, 1), strides=(3, 1, 7)), AT),
     ):
         assert known.make(call[0], tensor, *call[1:]), tensor.fields
         assert known.noted[-1] == words(STREAM, at, at)
@@ -145,7 +148,7 @@ def test_tensors_are_read_by_dlpacks_table(known):
     launched = len(known.noted)
     for tensor in (
         Tensor(device_type=13), Tensor(device_id=0), Tensor(code=5), Tensor(lanes=2),
-        Tensor(bits=64), Tensor(code=0), Tensor(data=0), Tensor(data=4100),
+        Tensor(bits=64), Tensor(code=0), Tensor(data=AT - 8), Tensor(data=AT + 4),
         Tensor(shape=(2, 4), strides=(1, 2)), Tensor(shape=(0,)), Tensor(shape=(9,)),
     ):  # fmt: skip
         assert not known.make(call[0], tensor, *call[1:]), tensor.fields

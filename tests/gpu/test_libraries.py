@@ -9,7 +9,7 @@ import pytest
 
 import ringcoll
 from ringcoll.cuda.device import devices
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, ArgumentTypeError
 from tests.gpu.ranks import on
 
 pytestmark = pytest.mark.gpu
@@ -73,6 +73,35 @@ def test_tensors_of_symmetric_memory(nranks, dtype):
 
     found, n = spawned(work, nranks)
     assert found == [[1.0 if dtype == "bool" else float(n)]] * n
+
+
+@pytest.mark.parametrize("compiled", [False, None], ids=["python", "as built"])
+def test_a_tensor_whose_storage_was_freed_is_refused(compiled):
+    torch = pytest.importorskip("torch")
+
+    def work(comm):
+        with on(comm):
+            wide = torch.ones(64, device=comm.device)
+            halves = wide[:32], wide[32:]
+            for _ in range(3):
+                for half in halves:
+                    comm.all_reduce(half)
+            comm.synchronize()
+            for nbytes, why in (0, "freed by resize_|storage of 0 bytes"), (128, "of 128 bytes"):
+                wide.untyped_storage().resize_(nbytes)
+                for half in halves[nbytes // 128 :]:
+                    with pytest.raises(ArgumentTypeError, match=why):
+                        comm.all_reduce(half, tag=str(nbytes))  # a storage that is short: once
+                if not nbytes:
+                    with pytest.raises(ArgumentTypeError, match=why):
+                        comm.all_reduce(halves[1])
+            wide.untyped_storage().resize_(256)
+            halves[1].fill_(1)
+            comm.all_reduce(halves[1])
+            comm.synchronize()
+            return halves[1].unique().tolist()
+
+    assert ringcoll.spawn(work, 1, device="cuda", timeout=20, compiled=compiled) == [[1.0]]
 
 
 def test_libraries_of_gpu_ranks():

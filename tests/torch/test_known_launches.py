@@ -98,8 +98,12 @@ def test_what_python_would_refuse_or_read_otherwise_is_left_to_it(rank):
     class Other(torch.Tensor):  # type: ignore[misc]
         pass
 
+    freed = torch.zeros(64)
+    second = freed[32:]
+    freed.untyped_storage().resize_(0)
+    assert second.data_ptr() == 128, "its offset"
     others = (
-        x[:31], torch.zeros(64)[::2], torch.zeros(4, 8).t(), x.double(), x.int(), x[:0],
+        x[:31], second, torch.zeros(64)[::2], torch.zeros(4, 8).t(), x.double(), x.int(), x[:0],
         torch._neg_view(x), torch.zeros(32, dtype=torch.complex64).imag, torch.zeros(33)[1:],
         x.to_sparse(), torch._efficientzerotensor(32), torch.zeros(32, device="meta"),
         x.as_subclass(Other), torch.zeros(1).expand(32), x.to(torch.bfloat16),

@@ -24,6 +24,8 @@ typedef struct {
 
 enum { DL_MAJOR = 1, DL_COMPLEX = 5 };
 
+#define NO_MEMORY ((uintptr_t)1 << 32) /* as in readers.py */
+
 typedef struct DLExchange {
     uint32_t major, minor;
     const struct DLExchange* before;
@@ -52,7 +54,7 @@ static int read_dlpack(const Launches* self, PyObject* array, Reading* reading) 
         return 0;
     }
     if (tensor.device_type != self->device_type || tensor.device_id != self->device ||
-        tensor.data == NULL || tensor.lanes != 1 || tensor.code == DL_COMPLEX ||
+        (uintptr_t)tensor.data < NO_MEMORY || tensor.lanes != 1 || tensor.code == DL_COMPLEX ||
         !is_contiguous(&tensor, &reading->size))
         return 0;
     PyObject* negative = PyObject_CallMethodNoArgs(array, n_is_neg.text); /* not seen by DLPack */
