@@ -96,7 +96,8 @@ def run(
     if nodes > 1:
         error = run_on_nodes(work.__name__, plan, ranks, nodes, seconds, keep)
     else:
-        error = run_ranks(work, ranks, (plan,), seconds, keep)
+        forked = plan.device == "cpu"
+        error = run_ranks(work, ranks, (plan,), seconds, keep, forked=forked)
     print(f" {ranks} ranks{'' if error is None else f': {error}'}", file=sys.stderr, flush=True)
     return said, error
 

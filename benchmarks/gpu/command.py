@@ -31,6 +31,7 @@ class Run:
         self.options, self.ranks = options, ranks
         device = getattr(options, "device", "cuda")
         kind = "gpu" if device == "cuda" else device
+        self._forked = device == "cpu"
         self.one_gpu: bool = getattr(options, "one_gpu", False)
         file = f"{kind}_{name}_{ranks}{'_on_one_gpu' if self.one_gpu else ''}.json"
         path: Path | None = options.out and options.out / file
@@ -49,7 +50,9 @@ class Run:
         keep: Callable[[list[dict[str, Any]]], None],
     ) -> None:
         """Run ``work(link, *args)`` on all ranks; ``keep`` takes a message of every rank."""
-        self.report.fail(part, run_ranks(work, self.ranks, args, self.options.seconds, keep))
+        seconds, forked = self.options.seconds, self._forked
+        error = run_ranks(work, self.ranks, args, seconds, keep, forked=forked)
+        self.report.fail(part, error)
 
     def end(self, table: str) -> int:
         """Print the record's path and the table; the exit status of the command."""

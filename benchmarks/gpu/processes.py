@@ -72,6 +72,8 @@ def run_ranks(
     args: tuple[Any, ...],
     seconds: float,
     on_messages: Callable[[list[Message]], None],
+    *,
+    forked: bool = False,
 ) -> str | None:
     """Run ``work(link, *args)`` in one process a rank.
 
@@ -81,12 +83,14 @@ def run_ranks(
         args: what they get, the same for all.
         seconds: after which they are killed.
         on_messages: takes one message of every rank, by rank.
+        forked: from this process, which must not have used a GPU, nor computed on several threads:
+            ranks need not load again what it has, of which torch takes seconds.
 
     Returns:
         What went wrong, or None.
 
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     barrier = context.Barrier(nranks)
     deadline = time.monotonic() + seconds
     pipes, processes = [], []

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,8 @@ def serve():
             _, status = os.waitpid(children.pop(order["wait"]), 0)
             print(os.waitstatus_to_exitcode(status), flush=True)
             continue
+        for module in order["loads"]:
+            importlib.import_module(module)
         pid = os.fork()
         if not pid:
             for number, name in enumerate(("/dev/null", order["out"], order["err"])):
@@ -49,13 +52,19 @@ class Programs:
             text=True,
         )
 
-    def run(self, code: str, nranks: int, *arguments: object) -> list[tuple[int, str, str]]:
-        """Status, output and errors of each rank, which finds its number in sys.argv[1]."""
+    def run(
+        self, code: str, nranks: int, *arguments: object, loads: Sequence[str] = ()
+    ) -> list[tuple[int, str, str]]:
+        """Status, output and errors of each rank, which finds its number in sys.argv[1].
+
+        ``loads``: modules that are loaded before the ranks are forked.
+        """
         with tempfile.TemporaryDirectory() as folder:
             for rank in range(nranks):
                 self._order(
                     name=rank,
                     code=code,
+                    loads=loads,
                     arguments=[str(rank), *map(str, arguments)],
                     out=f"{folder}/out{rank}",
                     err=f"{folder}/err{rank}",

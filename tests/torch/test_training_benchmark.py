@@ -31,11 +31,48 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def run(folder, name, *words, **environment):
+LOADED = "benchmarks.models.ranks", "torch._dynamo"  # an optimizer loads this, in a second
+PROGRAM = """
+import os, sys
+from benchmarks.{name} import main
+os.chdir({folder!r})
+os.environ.update({environment!r})
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def run(programs):
+    """Runs a benchmark that loads no torch of its own: status, output and errors."""
+
+    def run(folder, name, *words, **environment):
+        code = PROGRAM.format(name=name, folder=str(folder), environment=environment)
+        [found] = programs.run(code, 1, *words, loads=LOADED)
+        return found
+
+    return run
+
+
+@pytest.fixture
+def bench(run):
+    """Runs the benchmark of training; returns its record and where that lies."""
+
+    def bench(folder, *words):
+        argv = ["training", "--tiny", *words, "--out", str(folder), "--seconds", "90"]
+        status, out, error = run(ROOT, *argv)
+        assert status == 0, out + error
+        path = Path(out.splitlines()[-1])
+        return json.loads(path.read_text(encoding="utf-8")), path
+
+    return bench
+
+
+def command(folder, name, *words, **environment):
+    """Runs a benchmark as a user does."""
     return subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *words],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -47,15 +84,7 @@ def records():
     return {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
 
 
-def bench(folder, *words):
-    argv = ["training", "--tiny", *words, "--out", str(folder), "--seconds", "90"]
-    found = run(ROOT, *argv)
-    assert found.returncode == 0, found.stdout + found.stderr
-    path = Path(found.stdout.splitlines()[-1])
-    return json.loads(path.read_text(encoding="utf-8")), path
-
-
-def test_ways_train_alike_and_are_timed(tmp_path):
+def test_ways_train_alike_and_are_timed(bench, tmp_path):
     words = ["--device", "cpu", "--ranks", "2", "--cases", "resnet50:2,gpt:2", "--curve", "3"]
     found, path = bench(tmp_path, *words, "--steps", "1", "--rounds", "2")
     rows = found["rows"]
@@ -71,7 +100,7 @@ def test_ways_train_alike_and_are_timed(tmp_path):
     assert path.parent == tmp_path
 
 
-def test_fsdp_trains_alike_and_is_compared_with_the_peers_own(tmp_path):
+def test_fsdp_trains_alike_and_is_compared_with_the_peers_own(bench, tmp_path):
     words = ["--device", "cpu", "--ranks", "2", "--cases", "gpt:2", "--curve", "3"]
     ways = "peer,peer-fsdp,ringcoll-fsdp"
     found, _ = bench(tmp_path, *words, "--ways", ways, "--steps", "1", "--rounds", "1")
@@ -83,22 +112,24 @@ def test_fsdp_trains_alike_and_is_compared_with_the_peers_own(tmp_path):
     assert ours["loss_differs"] < 1e-3
 
 
-def test_fsdp_of_a_model_that_it_refuses_is_refused_at_once(tmp_path):
+def test_fsdp_of_a_model_that_it_refuses_is_refused_at_once(run, tmp_path):
     words = "--device", "cpu", "--ways", "ringcoll-fsdp", "--cases", "gpt:1,resnet50:1"
-    found = run(tmp_path, "training", *words)
-    assert found.returncode == 2
-    assert "FSDP2 refuses weights in channels_last" in found.stderr
+    status, _, error = run(tmp_path, "training", *words)
+    assert status == 2
+    assert "FSDP2 refuses weights in channels_last" in error
 
 
-def test_nothing_is_written_without_a_place(tmp_path, monkeypatch, capsys):
+def test_nothing_is_written_without_a_place(run, tmp_path, monkeypatch, capsys):
     def ranks(function, arguments, nranks):
         Path(f"{arguments[-1]}.json").write_text('{"gloo all_reduce": 1.0}')
 
     before = records()
     words = ["--device", "cpu", "--ranks", "2", "--cases", "gpt:2", "--ways", "ringcoll"]
-    found = run(tmp_path, "training", "--tiny", *words, "--curve", "2", "--rounds", "1")
-    assert found.returncode == 0, found.stderr
-    assert "gpt" in found.stdout and list(tmp_path.iterdir()) == []
+    status, out, error = run(
+        tmp_path, "training", "--tiny", *words, "--curve", "2", "--rounds", "1"
+    )
+    assert status == 0, error
+    assert "gpt" in out and list(tmp_path.iterdir()) == []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.multiprocessing, "spawn", ranks)
     torch_calls.main(["--device", "cpu"])
@@ -108,11 +139,12 @@ def test_nothing_is_written_without_a_place(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "there" / "torch_calls.json").is_file()
 
 
-def test_buckets_of_every_group_are_timed_and_compared(tmp_path):
+def test_buckets_of_every_group_are_timed_and_compared(run, tmp_path):
     words = ["--device", "cpu", "--calls", "4", "--out", str(tmp_path)]
-    found = run(tmp_path, "gpu.buckets", *words, RINGCOLL_CACHE_DIR=str(tmp_path / "no bridge"))
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.splitlines()[-1] == "wrong elements: 0"
+    nowhere = str(tmp_path / "no bridge")
+    status, out, error = run(tmp_path, "gpu.buckets", *words, RINGCOLL_CACHE_DIR=nowhere)
+    assert status == 0, out + error
+    assert out.splitlines()[-1] == "wrong elements: 0"
     written = json.loads((tmp_path / "cpu_buckets_2.json").read_text())
     rows = written["rows"]
     names = [
@@ -125,12 +157,12 @@ def test_buckets_of_every_group_are_timed_and_compared(tmp_path):
     assert written["errors"] == {} and written["machine"]["device"] == "cpu"
 
 
-def test_buckets_of_ddp_are_timed_and_their_gradients_compared(tmp_path):
+def test_buckets_of_ddp_are_timed_and_their_gradients_compared(run, tmp_path):
     words = ["--device", "cpu", "--steps", "4", "--out", str(tmp_path)]
     nowhere = str(tmp_path / "no bridge")
-    found = run(tmp_path, "gpu.ddp_buckets", *words, RINGCOLL_CACHE_DIR=nowhere)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.splitlines()[-1] == "wrong elements: 0"
+    status, out, error = run(tmp_path, "gpu.ddp_buckets", *words, RINGCOLL_CACHE_DIR=nowhere)
+    assert status == 0, out + error
+    assert out.splitlines()[-1] == "wrong elements: 0"
     written = json.loads((tmp_path / "cpu_ddp_buckets_2.json").read_text())
     rows = {row["name"]: row for row in written["rows"]}
     assert [*rows] == ["Python, no communication", "gloo, group", "ringcoll, group"]
@@ -141,20 +173,21 @@ def test_buckets_of_ddp_are_timed_and_their_gradients_compared(tmp_path):
 
 @pytest.mark.parametrize("name", ["training", "torch_calls"])
 def test_a_missing_gpu_is_said_at_once(name, tmp_path):
-    found = run(tmp_path, name, CUDA_VISIBLE_DEVICES="")
+    found = command(tmp_path, name, CUDA_VISIBLE_DEVICES="")
     assert (found.returncode, found.stdout) == (2, "")
     assert "needs NVIDIA GPUs with CuPy and torch, but here" in found.stderr
     assert "--device cpu" in found.stderr and found.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_ways_and_models_are_refused(tmp_path):
-    found = run(tmp_path, "training", "--device", "cpu", "--ways", "nccl", "--cases", "bert:1")
-    assert found.returncode == 2
-    assert "no such models or ways: bert, nccl" in found.stderr
+def test_unknown_ways_and_models_are_refused(run, tmp_path):
+    words = "--device", "cpu", "--ways", "nccl", "--cases", "bert:1"
+    status, _, error = run(tmp_path, "training", *words)
+    assert status == 2
+    assert "no such models or ways: bert, nccl" in error
 
 
-def test_a_way_may_communicate_nothing(tmp_path):
+def test_a_way_may_communicate_nothing(bench, tmp_path):
     words = ["--device", "cpu", "--ranks", "2", "--cases", "gpt:2", "--ways", "peer,peer-none"]
     found, _ = bench(tmp_path, *words, "--curve", "2", "--steps", "1", "--rounds", "1")
     assert {r["way"]: r["replicas_equal"] for r in found["rows"]} == {
@@ -163,7 +196,7 @@ def test_a_way_may_communicate_nothing(tmp_path):
     }
 
 
-def test_runs_are_equal_to_the_bit_with_any_buckets(tmp_path):
+def test_runs_are_equal_to_the_bit_with_any_buckets(bench, tmp_path):
     # Three ranks: of two, every order of adding gives the same.
     words = [
         "--device",
@@ -188,7 +221,7 @@ def test_runs_are_equal_to_the_bit_with_any_buckets(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("nranks", [1, pytest.param(2, marks=pytest.mark.multi_gpu)])
-def test_ways_on_gpus(tmp_path, nranks):
+def test_ways_on_gpus(bench, tmp_path, nranks):
     words = ["--device", "cuda", "--ranks", str(nranks), "--cases", "resnet50:8,gpt:4"]
     ways = "peer,ringcoll,ringcoll-hook,ringcoll-bf16"
     timed, path = bench(tmp_path, *words, "--ways", ways, "--curve", "5", "--rounds", "2")
@@ -243,7 +276,7 @@ def test_tiny_models_learn(task):
     assert losses[-1] < losses[0]
 
 
-def test_replicas_on_nodes_train_alike(tmp_path):
+def test_replicas_on_nodes_train_alike(bench, tmp_path):
     words = ["--device", "cpu", "--nodes", "2", "--ranks", "2", "--cases", "gpt:2", "--curve", "3"]
     found, path = bench(tmp_path, *words, "--steps", "1", "--rounds", "2")
     assert path.name == "training_nodes_2.json"
