@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.cpu.progress import Progress
+from ringcoll.communicator.cpu.exchange import GroupedExchange, made_at_once
+from ringcoll.communicator.cpu.progress import OF_A_GROUP, Progress
 from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.failures import error_text, more_frames, settle
 from ringcoll.communicator.rank import RankState
@@ -36,9 +37,13 @@ class ControlCall:
 
 
 Launched = LaunchRequest | GroupCall | Call
-"""What a group holds of a call: prepared, or a send or receive that it matches with others."""
+"""What a group runs: a prepared call, or a send or receive that it matches with others."""
 
-Item = tuple["RankState", "Launched", "float | None"]
+Held = Launched | GroupedExchange
+"""What a group holds of a call; sends and receives may be kept ones."""
+
+Item = tuple["RankState", "Held", "float | None"]
+Part = tuple["RankState", "Launched", "float | None"]
 Control = tuple["RankState", ControlCall, None]
 
 
@@ -75,7 +80,7 @@ class Group:
             self.works.append(self.asked)
         return self.asked
 
-    def add(self, state: RankState, call: Launched, timeout: float | None, alive: object) -> None:
+    def add(self, state: RankState, call: Held, timeout: float | None, alive: object) -> None:
         """Add a call to run at the end of the group; keeps its arrays ``alive`` until then."""
         state.usable()
         self.items.append((state, call, timeout))
@@ -234,31 +239,21 @@ def run_together(items: list[Item]) -> None:
     if not items:
         return
     states = list({id(state): state for state, _, _ in items}.values())
-
-    def driven(tasks: list[Task]) -> None:
-        timeout = min(map(_timeout, items))
-        drive(tasks, lambda ready: wait_for(states, ready, timeout))
-
+    kept = [call for _, call, _ in items if isinstance(call, GroupedExchange)]
     begun = False
     try:
         for state in states:
             state.usable()
             state.fabric.check()
         begun = len(items) > 1  # a refused call alone has no effect on other ranks
-        joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
-        alone = None if joint else _only_messages(items)
-        if alone is not None:
-            calls = [call for _, call, _ in items if isinstance(call, Call)]
-            alone.issue(calls, min(map(_timeout, items)), "of a group", (), later=False)
+        if len(kept) == len(items) and len(states) == 1 and _made_at_once(items, kept):
             return
-        if len(joint) < len(items):
-            driven(_tasks(items))
-        for first in {type(call): call for call in joint}.values():
-            tasks = first.tasks([call for call in joint if type(call) is type(first)])
-            if tasks:
-                driven(tasks)
+        _run(states, _expanded(items))
+        for call in kept:
+            call.learn()
     except BaseException as error:
         limit = more_frames(error)
+        begun = begun or any(call.small is not None and call.small.lost for call in kept)
         try:
             known = settle(states, error, begun=begun)
         finally:
@@ -268,7 +263,45 @@ def run_together(items: list[Item]) -> None:
         raise known from error
 
 
-def _only_messages(items: list[Item]) -> Progress | None:
+def _made_at_once(items: list[Item], kept: list[GroupedExchange]) -> bool:
+    """Whether the compiled part has made the messages of one rank, with one timeout."""
+    state, _, timeout = items[0]
+    if state.progress is None or any(own != timeout for _, _, own in items):
+        return False
+    return made_at_once(state.progress, kept, timeout)
+
+
+def _expanded(items: list[Item]) -> list[Part]:
+    """The calls with those that are kept as the messages that they are."""
+    return [
+        (state, call, timeout)
+        for state, given, timeout in items
+        for call in (given.calls() if isinstance(given, GroupedExchange) else [given])
+    ]
+
+
+def _run(states: list[RankState], items: list[Part]) -> None:
+    """Run calls of ranks that are usable."""
+
+    def driven(tasks: list[Task]) -> None:
+        timeout = min(map(_timeout, items))
+        drive(tasks, lambda ready: wait_for(states, ready, timeout))
+
+    joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
+    alone = None if joint else _only_messages(items)
+    if alone is not None:
+        calls = [call for _, call, _ in items if isinstance(call, Call)]
+        alone.issue(calls, min(map(_timeout, items)), OF_A_GROUP, (), later=False)
+        return
+    if len(joint) < len(items):
+        driven(_tasks(items))
+    for first in {type(call): call for call in joint}.values():
+        tasks = first.tasks([call for call in joint if type(call) is type(first)])
+        if tasks:
+            driven(tasks)
+
+
+def _only_messages(items: list[Part]) -> Progress | None:
     """The messages of the one rank whose sends and receives are all there is, with one timeout."""
     state = items[0][0]
     alike = all(
@@ -278,7 +311,7 @@ def _only_messages(items: list[Item]) -> Progress | None:
     return state.progress if alike else None
 
 
-def _timeout(item: Item) -> float:
+def _timeout(item: Part) -> float:
     state, call, timeout = item
     if not isinstance(call, Call):
         return call.timeout
@@ -301,9 +334,9 @@ def _launches(calls: list[tuple[RankState, list[LaunchRequest]]]) -> list[Task]:
     return [chain.from_iterable(own) for own in tasks.values()]
 
 
-def _tasks(items: list[Item]) -> list[Task]:
+def _tasks(items: list[Part]) -> list[Task]:
     """Tasks for the calls of all communicators, which run concurrently."""
-    own: dict[int, list[Item]] = {}
+    own: dict[int, list[Part]] = {}
     for item in items:
         if not isinstance(item[1], GroupCall):
             own.setdefault(id(item[0]), []).append(item)
@@ -312,7 +345,7 @@ def _tasks(items: list[Item]) -> list[Task]:
     return [*_unordered(at_once), *(_in_order(of) for of in runs if len(of) > 1)]
 
 
-def _runs(items: list[Item]) -> list[list[Item]]:
+def _runs(items: list[Part]) -> list[list[Part]]:
     """The calls of one communicator in parts that run one after the other.
 
     One part of GPU ranks: which of their calls is ready is not known on the host.
@@ -322,12 +355,12 @@ def _runs(items: list[Item]) -> list[list[Item]]:
     return [list(part) for _, part in groupby(items, key=lambda item: isinstance(item[1], Call))]
 
 
-def _in_order(runs: list[list[Item]]) -> Task:
+def _in_order(runs: list[list[Part]]) -> Task:
     for items in runs:
         yield from together(_unordered(items))
 
 
-def _unordered(items: list[Item]) -> list[Task]:
+def _unordered(items: list[Part]) -> list[Task]:
     """Tasks for messages and for the collectives of each communicator."""
     calls: dict[int, tuple[RankState, list[LaunchRequest]]] = {}
     messages: dict[int, tuple[Progress, list[tuple[Call, float]]]] = {}

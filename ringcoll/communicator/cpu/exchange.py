@@ -1,4 +1,4 @@
-"""Messages, and v-variants that are sends and receives: kept by shape; those run together."""
+"""Messages, and v-variants that are sends and receives, kept by shape: alone or in a group."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.failures import more_frames
+from ringcoll.executors.cpu.small_calls import SmallCalls
 from ringcoll.executors.drive import drive
 from ringcoll.executors.pair_calls import ActivePairCall
 from ringcoll.executors.point_to_point import Pairs
+from ringcoll.executors.shared_state import MESSAGES
 from ringcoll.fabric import Fabric
 from ringcoll.views import address_of, start_of
 
 if TYPE_CHECKING:
+    from ringcoll.communicator.cpu.progress import Progress
     from ringcoll.communicator.rank import RankState
 
 _Piece = tuple[int, slice] | None
 """Which of the buffers, sendbuf and recvbuf, an array lies in, and where, in elements."""
+
+
+Left = tuple["Exchange", Any, Any, Sequence[tuple[int, bool]], str]
+"""Sends and receives that the compiled part has entered: what is kept of them, ``sendbuf`` and
+``recvbuf``, of each message its epoch and whether it has ended, and the name of their call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +94,38 @@ def _piece(array: Any, buffers: Sequence[Any], order: Sequence[int]) -> _Piece:
     return None
 
 
+@dataclass(slots=True, eq=False)
+class GroupedExchange:
+    """A kept call in a group; ``call``: name, sendbuf, recvbuf, ends and options."""
+
+    kept: Exchange
+    call: tuple[str, Any, Any, Any, dict[str, Any]]
+    small: SmallCalls | None
+
+    def calls(self) -> list[Call]:
+        """Its sends and receives."""
+        _, sendbuf, recvbuf, _, _ = self.call
+        return self.kept.on(sendbuf, recvbuf)
+
+    def learn(self) -> None:
+        """After it has been made: let the compiled part take it, where that does not know it."""
+        if self.small is not None and self.kept.taken != self.small.whole:
+            self.small.add_exchange(MESSAGES, self.kept, self.call)
+
+
+def made_at_once(
+    progress: Progress, grouped: Sequence[GroupedExchange], seconds: float | None
+) -> bool:
+    """Let the compiled part make all messages of a rank's group, with one timeout, if it can."""
+    small = grouped[0].small
+    if small is None:
+        return False
+    made = small.exchange_group(tuple([each.call for each in grouped]), seconds)
+    if made is not True and made is not False:
+        progress.end(made)
+    return made is not False
+
+
 def run_exchange(state: RankState, calls: Sequence[Call], timeout: float | None) -> None:
     """Run sends and receives of one rank, each of another pair or direction."""
     if state.closed or state.inherited or state.broken is not None:  # saves a call
@@ -106,21 +146,13 @@ def run_exchange(state: RankState, calls: Sequence[Call], timeout: float | None)
             sys.setrecursionlimit(limit)
 
 
-def go_on(
-    state: RankState,
-    kept: Exchange,
-    sendbuf: Any,
-    recvbuf: Any,
-    halves: Sequence[tuple[int, bool]],
-    seconds: float | None,
-    _name: str,
-) -> bool:
+def go_on(state: RankState, left: Sequence[Left], seconds: float | None) -> bool:
     """Run what the compiled part has entered and could not end, in the order of the calls.
 
-    ``halves`` are the epochs of the messages, and whether they have ended; ``seconds`` is a timeout
-    of the call's own.
+    ``seconds`` is a timeout of the call's own.
     """
     pairs: Any = state.pairs
+    [(kept, sendbuf, recvbuf, halves, _)] = left
     timeout = kept.seconds(seconds, state.fabric)
     _end(state, pairs.resume(kept.messages_on(sendbuf, recvbuf), halves, timeout), timeout)
     return True

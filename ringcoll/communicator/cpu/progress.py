@@ -42,8 +42,11 @@ from ringcoll.executors.pair_calls import ActivePairCall
 from ringcoll.executors.point_to_point import Pairs
 
 if TYPE_CHECKING:
-    from ringcoll.communicator.cpu.exchange import Exchange
+    from ringcoll.communicator.cpu.exchange import Left
     from ringcoll.communicator.rank import RankState
+
+OF_A_GROUP = "of a group"
+"""Stands for the name of a call where an error names that of messages of several."""
 
 
 class Progress(MessageThread):
@@ -194,27 +197,24 @@ class Progress(MessageThread):
             self.state.fail(error)
             raise
 
-    def go_on(
-        self,
-        kept: Exchange,
-        sendbuf: object,
-        recvbuf: object,
-        halves: Sequence[tuple[int, bool]],
-        seconds: float | None,
-        name: str,
-    ) -> MessageWork:
+    def go_on(self, left: Sequence[Left], seconds: float | None) -> MessageWork:
         """Queue what the compiled part has entered and could not end, while it has the lock.
 
-        ``halves``: their epochs, and whether they have ended; ``seconds``: the call's own timeout.
+        ``seconds``: a timeout of the call's own.
         """
-        calls, timeout = kept.messages_on(sendbuf, recvbuf), kept.seconds(seconds, self.fabric)
+        calls: list[Call] = []
+        halves: list[ActivePairCall] = []
+        for kept, sendbuf, recvbuf, entered, _ in left:
+            own, timeout = kept.messages_on(sendbuf, recvbuf), kept.seconds(seconds, self.fabric)
+            halves += self.pairs.resume(own, entered, timeout)
+            calls += own
+        name = left[0][-1] if len(left) == 1 else OF_A_GROUP
         work = MessageWork(self, self.state, name, len(calls))
-        left = self.pairs.resume(calls, halves, timeout)
-        under_way = {id(half.call) for half in left}
+        under_way = {id(half.call) for half in halves}
         for call in calls:
             if id(call) not in under_way:
                 work._ended(call)
-        self._queue(left, work, (sendbuf, recvbuf))
+        self._queue(halves, work, left)
         return work
 
     def drive(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -233,7 +233,7 @@ class Progress(MessageThread):
 
     def task(self, calls: Sequence[tuple[Call, float]]) -> Task:
         """The messages of a group, in turns with its other calls."""
-        work = self.post(calls, "of a group")
+        work = self.post(calls, OF_A_GROUP)
         with contextlib.nullcontext() if work.done() else self._in_foreground():
             while not work.done():
                 if not self._step():

@@ -38,13 +38,15 @@ class Counted:
                 self.handed_over += started is not None and started[2] is not None
                 return started
 
-            def counted_exchange(*given):
+            def counted_exchange(exchange, *given):
                 made = exchange(*given)
                 self.made += made is True
                 self.handed_over += made is not True and made is not False
                 return made
 
-            small.make, small.start, small.exchange = counted, counted_start, counted_exchange
+            small.make, small.start = counted, counted_start
+            small.exchange = functools.partial(counted_exchange, exchange)
+            small.exchange_group = functools.partial(counted_exchange, small.exchange_group)
 
 
 @functools.cache

@@ -6,17 +6,40 @@
 #include "match.h"
 #include "run.h"
 
-/* The messages of one call: their epochs, which of them have ended, and where arguments begin. */
+/* An exchange, the name, arguments, ends and options by which it was found, where the arguments
+ * begin, and the number of its first message among all that are made together. */
 typedef struct {
     Exchange* exchange;
+    PyObject* const* given;
     char* bases[2];
+    int first;
+} Part;
+
+/* The messages that one call or one group makes: their epochs, and which of them have ended. */
+typedef struct {
+    int nparts, nmessages, left;
+    Part parts[MOST];
     uint64_t epochs[MOST];
     bool done[MOST];
-    int left;
 } Sending;
 
-/* Find the exchange of these arguments, which the caller drops; false: there is none. */
-static bool find_exchange(const Calls* self, long context, PyObject* const* given, Sending* found) {
+/* Whether messages that are made together are none of one pair and direction. */
+static bool is_apart(const Sending* sending, const Exchange* exchange) {
+    for (int at = 0; at < sending->nparts; at++) {
+        const Exchange* before = sending->parts[at].exchange;
+        for (int k = 0; k < before->nmessages; k++)
+            for (int j = 0; j < exchange->nmessages; j++)
+                if (before->messages[k].peer == exchange->messages[j].peer &&
+                    before->messages[k].sends == exchange->messages[j].sends)
+                    return false;
+    }
+    return true;
+}
+
+/* Find the exchange of these arguments, which the caller drops, and add it to those that are made
+ * together; false: there is none, or no place for it. */
+static bool find_exchange(const Calls* self, long context, PyObject* const* given,
+                          Sending* sending) {
     PyArray_Descr* kind =
         PyArray_CheckExact(given[1]) ? PyArray_DESCR((PyArrayObject*)given[1]) : NULL;
     Exchange* exchange = self->exchanges[bucket_of(given[0], kind)];
@@ -32,8 +55,11 @@ static bool find_exchange(const Calls* self, long context, PyObject* const* give
         bool both = shape->kinds[0] != NULL && shape->kinds[1] != NULL;
         if (both && starts[0] < starts[1] + nbytes[1] && starts[1] < starts[0] + nbytes[0])
             return false;
-        found->exchange = exchange;
-        found->bases[0] = (char*)starts[0], found->bases[1] = (char*)starts[1];
+        if (sending->nmessages + exchange->nmessages > MOST || !is_apart(sending, exchange))
+            return false;
+        sending->parts[sending->nparts++] =
+            (Part){exchange, given, {(char*)starts[0], (char*)starts[1]}, sending->nmessages};
+        sending->nmessages += exchange->nmessages;
         exchange->refs++;
         return true;
     }
@@ -101,13 +127,17 @@ static bool moved(const Calls* self, const Message* message, uint64_t epoch, cha
 
 /* Move what can be moved; whether all has been. */
 static bool move_all(const Calls* self, Sending* sending) {
-    const Exchange* exchange = sending->exchange;
-    for (int k = 0; k < exchange->nmessages; k++)
-        if (!sending->done[k] &&
-            moved(self, &exchange->messages[k], sending->epochs[k], sending->bases)) {
-            sending->done[k] = true;
-            sending->left--;
+    for (int at = 0; at < sending->nparts; at++) {
+        const Part* part = &sending->parts[at];
+        for (int k = 0; k < part->exchange->nmessages; k++) {
+            int number = part->first + k;
+            if (!sending->done[number] &&
+                moved(self, &part->exchange->messages[k], sending->epochs[number], part->bases)) {
+                sending->done[number] = true;
+                sending->left--;
+            }
         }
+    }
     return sending->left == 0;
 }
 
@@ -128,84 +158,115 @@ static bool all_moved(const Calls* self, Sending* sending) {
     return false;
 }
 
-/* Let Python go on with messages that have been entered; what it gives, or NULL. */
-static PyObject* go_on(const Calls* self, const Sending* sending, PyObject* const* given) {
-    const Exchange* exchange = sending->exchange;
+/* What Python has to know of the messages of a part: the Exchange that it keeps, the arguments, of
+ * each message its epoch and whether it has ended, and the name. */
+static PyObject* left_of(const Sending* sending, const Part* part) {
+    const Exchange* exchange = part->exchange;
     PyObject* halves = PyTuple_New(exchange->nmessages);
     for (int k = 0; halves != NULL && k < exchange->nmessages; k++) {
-        PyObject* half =
-            Py_BuildValue("KO", sending->epochs[k], sending->done[k] ? Py_True : Py_False);
+        PyObject* half = Py_BuildValue("KO", sending->epochs[part->first + k],
+                                       sending->done[part->first + k] ? Py_True : Py_False);
         if (half == NULL)
             Py_CLEAR(halves);
         else
             PyTuple_SET_ITEM(halves, k, half);
     }
     if (halves == NULL) return NULL;
-    PyObject* rest =
-        PyObject_CallFunctionObjArgs(self->contexts[exchange->context].go_on, exchange->kept,
-                                     given[1], given[2], halves, given[5], given[0], NULL);
-    Py_DECREF(halves);
+    return Py_BuildValue("OOONO", exchange->kept, part->given[1], part->given[2], halves,
+                         part->given[0]);
+}
+
+/* Let Python go on with messages that have been entered; what it gives, or NULL. */
+static PyObject* go_on(const Calls* self, const Sending* sending, PyObject* timeout) {
+    PyObject* parts = PyTuple_New(sending->nparts);
+    for (int at = 0; parts != NULL && at < sending->nparts; at++) {
+        PyObject* left = left_of(sending, &sending->parts[at]);
+        if (left == NULL)
+            Py_CLEAR(parts);
+        else
+            PyTuple_SET_ITEM(parts, at, left);
+    }
+    if (parts == NULL) return NULL;
+    const Context* context = &self->contexts[sending->parts[0].exchange->context];
+    PyObject* rest = PyObject_CallFunctionObjArgs(context->go_on, parts, timeout, NULL);
+    Py_DECREF(parts);
     return rest;
 }
 
-/* Publish all hellos in their order, each send behind its own if it can move; whether all did. */
-static int run_messages(const Calls* self, Sending* sending, PyObject* epochs, PyObject** numbers) {
-    const Exchange* exchange = sending->exchange;
-    sending->left = exchange->nmessages;
+/* Publish the hellos of a part in their order, each send behind its own if it can move: 0 or -1. */
+static int enter_part(const Calls* self, Sending* sending, const Part* part, PyObject** numbers) {
+    const Exchange* exchange = part->exchange;
+    PyObject* epochs = self->contexts[exchange->context].epochs;
     for (int k = 0; k < exchange->nmessages; k++) {
         const Message* message = &exchange->messages[k];
-        uint64_t epoch = sending->epochs[k];
-        if (enter_message(self, message, epochs, numbers[k], epoch) < 0) return -1;
-        sending->done[k] = moved(self, message, epoch, sending->bases);
-        sending->left -= sending->done[k];
+        int number = part->first + k;
+        uint64_t epoch = sending->epochs[number];
+        if (enter_message(self, message, epochs, numbers[number], epoch) < 0) return -1;
+        sending->done[number] = moved(self, message, epoch, part->bases);
+        sending->left -= sending->done[number];
     }
     for (int k = 0; k < exchange->ncopies; k++) {
         const Copy* copy = &exchange->copies[k];
-        memcpy(sending->bases[copy->to] + copy->destination,
-               sending->bases[copy->from] + copy->source, (size_t)copy->nbytes);
+        memcpy(part->bases[copy->to] + copy->destination, part->bases[copy->from] + copy->source,
+               (size_t)copy->nbytes);
     }
-    if (sending->left && (exchange->later || !all_moved(self, sending))) return 0;
-    for (int k = 0; k < exchange->nmessages; k++) /* a receiver has had the hello before */
-        if (exchange->messages[k].sends &&
-            differs(self, &exchange->messages[k], sending->epochs[k]))
-            return 0;
+    return 0;
+}
+
+/* Make all messages; whether they have ended, or -1. */
+static int run_messages(const Calls* self, Sending* sending, PyObject** numbers) {
+    sending->left = sending->nmessages;
+    for (int at = 0; at < sending->nparts; at++)
+        if (enter_part(self, sending, &sending->parts[at], numbers) < 0) return -1;
+    bool later = sending->parts[0].exchange->later;
+    if (sending->left && (later || !all_moved(self, sending))) return 0;
+    for (int at = 0; at < sending->nparts; at++) {
+        const Part* part = &sending->parts[at];
+        for (int k = 0; k < part->exchange->nmessages; k++) /* a receiver has had the hello */
+            if (part->exchange->messages[k].sends &&
+                differs(self, &part->exchange->messages[k], sending->epochs[part->first + k]))
+                return 0;
+    }
     return 1;
 }
 
 /* The next epoch of each message: 1, 0 where one is for Python, or -1; and as Python's numbers. */
-static int count_on(const Calls* self, Sending* sending, PyObject* epochs, PyObject** numbers) {
-    const Exchange* exchange = sending->exchange;
+static int count_on(const Calls* self, const Part* part, Sending* sending, PyObject** numbers) {
+    const Exchange* exchange = part->exchange;
+    PyObject* epochs = self->contexts[exchange->context].epochs;
     Py_ssize_t slots = PyList_GET_SIZE(self->owned[NUMBERS]);
     for (int k = 0; k < exchange->nmessages; k++) {
         const Message* message = &exchange->messages[k];
+        int number = part->first + k;
         PyObject* kept =
             PyList_GET_ITEM(self->owned[NUMBERS], (Py_ssize_t)(message->record % (uint64_t)slots));
         PyObject* last = PyDict_GetItemWithError(epochs, message->pair);
         if (last == NULL) return PyErr_Occurred() ? -1 : 0;
         if (PyLong_AsUnsignedLongLong(kept) != message->record) return PyErr_Occurred() ? -1 : 0;
-        sending->epochs[k] = PyLong_AsUnsignedLongLong(last) + 1;
+        sending->epochs[number] = PyLong_AsUnsignedLongLong(last) + 1;
         if (PyErr_Occurred()) return -1;
-        numbers[k] = PyLong_FromUnsignedLongLong(sending->epochs[k]);
-        if (numbers[k] == NULL) return -1;
+        numbers[number] = PyLong_FromUnsignedLongLong(sending->epochs[number]);
+        if (numbers[number] == NULL) return -1;
     }
     return 1;
 }
 
 /* Make the messages while this thread has their lock: True, False where Python is to make them,
  * what Python has made of the rest of them, or NULL. */
-static PyObject* make_messages(Calls* self, Sending* sending, PyObject* const* given) {
-    const Exchange* exchange = sending->exchange;
-    PyObject *epochs = self->contexts[exchange->context].epochs, *numbers[MOST] = {NULL};
+static PyObject* make_messages(Calls* self, Sending* sending, PyObject* timeout) {
+    PyObject* numbers[MOST] = {NULL};
     if (is_due(self)) Py_RETURN_FALSE;
     int ready = is_ready(self);
-    if (ready == 1) ready = is_free(self, exchange);
-    if (ready == 1) ready = count_on(self, sending, epochs, numbers);
-    int made = ready == 1 ? run_messages(self, sending, epochs, numbers) : 0;
-    for (int k = 0; k < exchange->nmessages; k++) Py_XDECREF(numbers[k]);
+    for (int at = 0; ready == 1 && at < sending->nparts; at++) {
+        ready = is_free(self, sending->parts[at].exchange);
+        if (ready == 1) ready = count_on(self, &sending->parts[at], sending, numbers);
+    }
+    int made = ready == 1 ? run_messages(self, sending, numbers) : 0;
+    for (int k = 0; k < sending->nmessages; k++) Py_XDECREF(numbers[k]);
     if (ready < 0) return NULL;
     if (ready == 0) Py_RETURN_FALSE;
     if (made == 1) Py_RETURN_TRUE;
-    PyObject* rest = made < 0 ? NULL : go_on(self, sending, given);
+    PyObject* rest = made < 0 ? NULL : go_on(self, sending, timeout);
     if (rest == NULL) self->lost = 1; /* a signal's exception may come before go_on begins */
     return rest;
 }

@@ -3,7 +3,7 @@
  * Python decides everything: what a call runs, and that it may run here, where it gives the rows of
  * both halves of SCRATCH, or the landings of messages. The code here does no more of a call than
  * `CpuEngine.collective` and `CpuExecutor.run` do of one that they know, in their order, and of
- * messages than `Progress.issue` or `run_exchange`. It leaves to Python
+ * messages, alone or of a group, than `Progress.issue` or `run_exchange`. It leaves to Python
  *
  * - what it does not know, or finds in another state than that of an idle rank: it returns False
  *   before a peer has seen anything of the call;
@@ -150,6 +150,20 @@ static PyObject* calls_start(Calls* self, PyObject* const* given, Py_ssize_t nar
     return started;
 }
 
+/* Make the messages that have been found, where `found`, under the lock of their context. */
+static PyObject* exchange(Calls* self, Sending* sending, bool found, PyObject* timeout) {
+    int lock = sending->nparts ? sending->parts[0].exchange->context : MESSAGES;
+    int taken = !found || PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : take(self, lock);
+    PyObject* made = taken < 0 ? NULL : Py_NewRef(Py_False);
+    if (taken == 1) {
+        Py_SETREF(made, make_messages(self, sending, timeout));
+        if (give_back(self, lock) < 0) Py_CLEAR(made);
+    }
+    for (int at = 0; at < sending->nparts; at++) drop_exchange(sending->parts[at].exchange);
+    let_go(self);
+    return made;
+}
+
 /* (context, name, sendbuf, recvbuf, ends or counts, options, timeout or None) -> whether the
  * messages were made; or what Python has made of those that have to be waited for. */
 static PyObject* calls_exchange(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
@@ -158,18 +172,36 @@ static PyObject* calls_exchange(Calls* self, PyObject* const* given, Py_ssize_t 
                         "wanted context, name, sendbuf, recvbuf, ends, a dict and a timeout");
         return NULL;
     }
-    Sending sending = {NULL};
-    if (!find_exchange(self, PyLong_AsLong(given[0]), given + 1, &sending)) Py_RETURN_FALSE;
-    int lock = sending.exchange->context;
-    int taken = PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : take(self, lock);
-    PyObject* made = taken < 0 ? NULL : Py_NewRef(Py_False);
-    if (taken == 1) {
-        Py_SETREF(made, make_messages(self, &sending, given + 1));
-        if (give_back(self, lock) < 0) Py_CLEAR(made);
+    Sending sending;
+    sending.nparts = sending.nmessages = 0;
+    bool found = find_exchange(self, PyLong_AsLong(given[0]), given + 1, &sending);
+    return exchange(self, &sending, found, given[6]);
+}
+
+/* (calls, timeout or None) -> the same of the messages of a group, of which nobody has a Work; each
+ * is a tuple of name, sendbuf, recvbuf, ends and options. */
+static PyObject* calls_exchange_group(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
+    bool found = nargs == 2 && PyTuple_CheckExact(given[0]) && PyTuple_GET_SIZE(given[0]) > 0;
+    Py_ssize_t ncalls = found ? PyTuple_GET_SIZE(given[0]) : 0;
+    for (Py_ssize_t k = 0; k < ncalls; k++) {
+        PyObject* call = PyTuple_GET_ITEM(given[0], k);
+        if (!PyTuple_CheckExact(call) || PyTuple_GET_SIZE(call) != 5 ||
+            !PyDict_CheckExact(PyTuple_GET_ITEM(call, 4)))
+            found = false;
     }
-    drop_exchange(sending.exchange);
-    let_go(self);
-    return made;
+    if (!found) {
+        PyErr_SetString(PyExc_TypeError,
+                        "wanted tuples of name, sendbuf, recvbuf, ends and a dict, and a timeout");
+        return NULL;
+    }
+    Sending sending;
+    sending.nparts = sending.nmessages = 0;
+    for (Py_ssize_t k = 0; found && k < ncalls; k++) {
+        PyObject* const* call = ((PyTupleObject*)PyTuple_GET_ITEM(given[0], k))->ob_item;
+        found = find_exchange(self, MESSAGES, call, &sending);
+        if (found) found = !sending.parts[sending.nparts - 1].exchange->later;
+    }
+    return exchange(self, &sending, found, given[1]);
 }
 
 /* -- the type ---------------------------------------------------------------------------------- */
@@ -238,6 +270,8 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)calls_add, METH_VARARGS, "Take a call that may run here from now on."},
     {"add_exchange", (PyCFunction)calls_add_exchange, METH_VARARGS, "Take sends and receives."},
     {"exchange", (PyCFunction)(void (*)(void))calls_exchange, METH_FASTCALL, "Make them."},
+    {"exchange_group", (PyCFunction)(void (*)(void))calls_exchange_group, METH_FASTCALL,
+     "Make those of a group."},
     {"start", (PyCFunction)(void (*)(void))calls_start, METH_FASTCALL, "Start a call."},
     {"clear", (PyCFunction)calls_clear, METH_NOARGS, "Forget all calls."},
     {"close", (PyCFunction)calls_close, METH_NOARGS, "Forget all calls, and let go of memory."},
