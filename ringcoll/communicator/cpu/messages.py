@@ -49,17 +49,21 @@ class MessageEngine(Engine):
         """Find a send, a receive or both by their shape, or check them; post them."""
         seconds = take_seconds(how) if "timeout" in how else None
         group = None if of_thread.group is None else current()
-        small, given = self._small, (dest, source, exact)
-        if small is not None and group is None:
+        small, given, buffers = self._small, (dest, source, exact), (sendbuf, recvbuf)
+        key: object = None
+        kept: Exchange | None = None
+        if small is not None:
             sendbuf, recvbuf = buffers = self._arrays.pair(sendbuf, recvbuf)
-            made = self._exchange(MESSAGES, name, buffers, given, how, seconds)
-            if made is True:
+            if group is not None:
+                kept = small.known(MESSAGES, name, sendbuf, recvbuf, given, how)
+            elif made := self._exchange(MESSAGES, name, buffers, given, how, seconds):
+                if made is not True:
+                    return made
                 received = None if recvbuf is None else recvbuf.size
                 return self._ended(name, source, received) if how.get("async_op") else None
-            if made:
-                return made
-        ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
-        key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
+        if kept is None:
+            ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
+            key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
         if kept is None:
             check_tag(name, self._rank, how)
             calls = self._check_message(name, buffers[0], dest, buffers[1], source, exact)

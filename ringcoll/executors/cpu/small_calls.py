@@ -154,6 +154,9 @@ class SmallCalls:
 
         False as above; else True, or what is left to be waited for.
         """
+        self.known: Callable[..., Any] = self._calls.known
+        """What is kept of the sends and receives that :attr:`exchange` would make of the context,
+        the arguments and options; or None."""
         self.exchange_group: Callable[..., Any] = self._calls.exchange_group
         """The same of a group's messages: of a tuple of name, sendbuf, recvbuf, ends and options
         for each call, and of the timeout of them all."""

@@ -178,8 +178,23 @@ static PyObject* calls_exchange(Calls* self, PyObject* const* given, Py_ssize_t 
     return exchange(self, &sending, found, given[6]);
 }
 
-/* (calls, timeout or None) -> the same of the messages of a group, of which nobody has a Work; each
- * is a tuple of name, sendbuf, recvbuf, ends and options. */
+/* (context, name, sendbuf, recvbuf, ends, options) -> the Exchange that Python keeps of messages
+ * that would be made here, or None. */
+static PyObject* calls_known(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
+    if (nargs != 6 || !PyLong_CheckExact(given[0]) || !PyDict_CheckExact(given[5])) {
+        PyErr_SetString(PyExc_TypeError, "wanted context, name, sendbuf, recvbuf, ends and a dict");
+        return NULL;
+    }
+    Sending sending;
+    sending.nparts = sending.nmessages = 0;
+    if (!find_exchange(self, PyLong_AsLong(given[0]), given + 1, &sending)) Py_RETURN_NONE;
+    PyObject* kept = Py_NewRef(sending.parts[0].exchange->kept);
+    drop_exchange(sending.parts[0].exchange);
+    return kept;
+}
+
+/* (calls, timeout or None) -> as exchange, of the messages of a group, of which nobody has a Work;
+ * each is a tuple of name, sendbuf, recvbuf, ends and options. */
 static PyObject* calls_exchange_group(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
     bool found = nargs == 2 && PyTuple_CheckExact(given[0]) && PyTuple_GET_SIZE(given[0]) > 0;
     Py_ssize_t ncalls = found ? PyTuple_GET_SIZE(given[0]) : 0;
@@ -270,6 +285,7 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)calls_add, METH_VARARGS, "Take a call that may run here from now on."},
     {"add_exchange", (PyCFunction)calls_add_exchange, METH_VARARGS, "Take sends and receives."},
     {"exchange", (PyCFunction)(void (*)(void))calls_exchange, METH_FASTCALL, "Make them."},
+    {"known", (PyCFunction)(void (*)(void))calls_known, METH_FASTCALL, "What is kept of them."},
     {"exchange_group", (PyCFunction)(void (*)(void))calls_exchange_group, METH_FASTCALL,
      "Make those of a group."},
     {"start", (PyCFunction)(void (*)(void))calls_start, METH_FASTCALL, "Start a call."},
