@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ringcoll.config import Config
+from ringcoll.cuda import readers
 from ringcoll.dtypes import premul_sum
 
 pytest.importorskip("cupy")
@@ -112,6 +113,7 @@ def engine(state, monkeypatch) -> CudaEngine:
         cuda=SimpleNamespace(current_stream=lambda _ordinal=None: stream),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(readers, "NO_MEMORY", 1)  # these tensors lie low
     made = CudaEngine(state, 2)
 
     def view(buffer, *_):
