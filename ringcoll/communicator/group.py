@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, groupby
+from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.cpu.exchange import GroupedExchange, made_at_once
@@ -265,7 +266,8 @@ def run_together(items: list[Item]) -> None:
         begun = len(items) > 1  # a refused call alone has no effect on other ranks
         if len(kept) == len(items) and len(states) == 1 and _made_at_once(items, kept):
             return
-        _run(states, _expanded(items))
+        parts: Any = _expanded(items) if kept else items
+        _run(states, parts)
         for call in kept:
             call.learn()
     except BaseException as error:
