@@ -22,6 +22,32 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_KEYWORDS = "stream", "async_op", "config"
+"""What every call takes beside its options."""
+
+_OF_MESSAGES = {
+    "send": ("buf", "dest"),
+    "recv": ("buf", "source", "exact"),
+    "sendrecv": ("sendbuf", "dest", "recvbuf", "source", "exact"),
+}
+
+_COUNTS = {
+    "all_to_all_v": ("sendcounts", "recvcounts", "sdispls", "rdispls"),
+    "reduce_scatter_v": ("counts",),
+}
+
+_ELSEWHERE = {
+    "src": ("root", "source"),
+    "dst": ("root", "dest"),
+    "peer": ("dest", "source"),
+    "input": ("sendbuf", "buf"),
+    "tensor": ("sendbuf", "buf"),
+    "out": ("recvbuf",),
+    "output": ("recvbuf",),
+    "nonblocking": ("async_op",),
+}
+"""Names that arguments have in torch, NCCL or numpy, and here."""
+
 _PREFIX = "RINGCOLL_"
 _OF_ID = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")  # which world: ringcoll.bootstrap.tcp
 
@@ -284,16 +310,22 @@ def _refuse_unknown(where: str, options: Iterable[str], legal: tuple[str, ...]) 
 
 
 def _arguments(call: str) -> tuple[str, ...]:
-    """The arguments of a collective that may have been meant; none where it is no collective."""
-    kind = COLLECTIVES.get(call)
-    if kind is None:
-        return ()
-    return (*("op",) * kind.reduces, *("root",) * kind.has_root)
+    """What a call takes beside its options; nothing where it is none."""
+    own = _OF_MESSAGES.get(call)
+    if own is None:
+        kind = COLLECTIVES.get(call.removesuffix("_v"))
+        if kind is None:
+            return ()
+        buffers = () if call == "barrier" else ("sendbuf", "recvbuf")
+        counts = _COUNTS.get(call, ("counts", "displs")) if call.endswith("_v") else ()
+        own = *buffers, *counts, *("op",) * kind.reduces, *("root",) * kind.has_root
+    return *own, *_KEYWORDS
 
 
 def _nearest(name: str, legal: Iterable[str]) -> str:
     names = list(legal)
-    near = nearest(name, names)
+    meant = (word for word in _ELSEWHERE.get(name.lower(), ()) if word in names)
+    near = next(meant, None) or nearest(name, names)
     return f"did you mean {near!r}?" if near else f"it is one of {', '.join(names)}"
 
 

@@ -80,9 +80,12 @@ def _refusal(item: pytest.Item, marker: pytest.Mark) -> str | None:
     if not hasattr(nranks, "__index__") or nranks < 1:
         return f"the marker ringcoll: nranks={nranks!r}: wanted a number from 1, or a list of such"
     from ringcoll.config import starting
-    from ringcoll.errors import UsageError
+    from ringcoll.errors import UsageError, nearest
 
     options = {name: value for name, value in marker.kwargs.items() if name != "nranks"}
+    wrong = next((name for name in options if nearest(name, ["nranks"], 0.8)), None)
+    if wrong is not None:
+        return f"the marker ringcoll: there is no option {wrong!r}; did you mean 'nranks'?"
     try:
         starting(None, None, options.pop("device", "cpu"), options)
     except UsageError as error:

@@ -10,7 +10,7 @@ import multiprocessing
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -55,8 +55,16 @@ class Link:
 
 
 def _rank(
-    work: Callable[..., None], rank: int, nranks: int, pipe: Connection, barrier: Any, args: Any
+    work: Callable[..., None],
+    rank: int,
+    nranks: int,
+    pipe: Connection,
+    barrier: Any,
+    args: Any,
+    inherited: Sequence[Connection],
 ) -> None:
+    for end in inherited:  # the parent's: with a copy of one a rank would not see the parent die
+        end.close()
     link = Link(rank, nranks, pipe, barrier)
     try:
         work(link, *args)
@@ -93,13 +101,14 @@ def run_ranks(
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     barrier = context.Barrier(nranks)
     deadline = time.monotonic() + seconds
-    pipes, processes = [], []
+    pipes: list[Connection] = []
+    processes: list[Any] = []
     try:
         for rank in range(nranks):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_rank, args=(work, rank, nranks, theirs, barrier, args), daemon=True
-            )
+            inherited = [*pipes, ours] if forked else []
+            given = work, rank, nranks, theirs, barrier, args, inherited
+            process = context.Process(target=_rank, args=given, daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)

@@ -84,9 +84,7 @@ def host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
     kind = type(obj).__name__
     refuse_in_place(obj, argument, where)
     if isinstance(obj, (np.generic, str, int, float, complex, list, tuple)) or obj is None:
-        remedy = (
-            "a collective reads and writes memory in place; pass numpy.array(...) or comm.empty"
-        )
+        remedy = "pass an array of numpy, or one of comm.empty"
         call = where.partition(" on ")[0]
         if isinstance(obj, (list, tuple)) and argument == "recvbuf" and call.endswith("_v"):
             all_to_all = call == "all_to_all_v"

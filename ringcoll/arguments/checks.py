@@ -130,6 +130,11 @@ def spread_buffers(
     """
     written = "recvbuf"
     refuse_keyword(name, rank, wide if wide_name == written else narrow)
+    if wide is None:
+        own = None if narrow is None else view(name, rank, narrow_name, narrow, False)
+        raise ArgumentTypeError(
+            f"{name} on rank {rank}: {wide_name} is missing{_why_wide(name, own, nranks)}"
+        )
     large = view(name, rank, wide_name, wide, wide_name == written or narrow is None)
     if narrow is None:
         count = segment(name, rank, nranks, wide_name, large.size)
@@ -165,6 +170,17 @@ def spread_buffers(
             f"exactly slot {rank}, {wide_name}[{first}:{first + count}], else they share no memory"
         )
     return small, large, True
+
+
+def _why_wide(name: str, narrow: Array | None, nranks: int) -> str:
+    """What the missing buffer of all ranks' segments is to be."""
+    who = ", which the root has to pass" if COLLECTIVES[name].has_root else ""
+    if narrow is None:
+        return f"{who}: pass an array of one segment for each of {nranks} ranks"
+    return (
+        f"{who}: pass an array of {nranks * narrow.size} elements of {narrow.dtype}, "
+        f"{narrow.size} for each of {nranks} ranks"
+    )
 
 
 def segment(name: str, rank: int, nranks: int, argument: str, size: int) -> int:

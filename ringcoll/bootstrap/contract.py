@@ -156,7 +156,7 @@ class Failure:
             return Failure("RankLostError", f"rank {rank} has exited during init")
         if isinstance(error, (DeadlineError, MismatchError, RankLostError)):
             return Failure(
-                kind if kind in _KINDS else "RankLostError", f"rank {rank} gave up: {error}"
+                kind if kind in _KINDS else "RankLostError", f"reported by rank {rank}: {error}"
             )
         if isinstance(error, MachineError):
             return Failure(

@@ -16,10 +16,22 @@ if TYPE_CHECKING:
 
 
 class CallOptions(TypedDict, total=False):
-    """What every call takes by keyword, beside ``async_op``; left out or None: inherited.
+    """What every call takes by keyword, beside ``async_op``.
 
-    For functions of yours that pass options on: ``def mean(comm, x, **how:
-    Unpack[ringcoll.CallOptions])``. The options are those of :class:`ringcoll.Config`.
+    ``async_op=True`` returns a :class:`ringcoll.Work` at once, whose ``wait()`` ends the call. The
+    others, left out or None, are those of the communicator:
+
+    - ``stream``: the CUDA stream of the call; else the current one of the array's library.
+    - ``config``: a :class:`ringcoll.Config`, which holds the options below it.
+    - ``timeout``: seconds that a wait may take.
+    - ``algorithm``, ``protocol``, ``engine``, ``channels``, ``slices``, ``max_sms``: what the tuner
+      chooses otherwise.
+    - ``deterministic``, ``accumulate``: how sums are rounded.
+    - ``verify``: whether the plan is proven before its first use.
+    - ``tag``: a name that log lines and errors show.
+
+    :class:`ringcoll.Config` says which values each of these has. For functions of yours that pass
+    options on: ``def mean(comm, x, **how: Unpack[ringcoll.CallOptions])``.
     """
 
     stream: object

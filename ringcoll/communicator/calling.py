@@ -13,7 +13,7 @@ from ringcoll.communicator.cpu.engine import CpuEngine
 from ringcoll.communicator.engine import Engine
 from ringcoll.communicator.group import Group, current
 from ringcoll.communicator.rank import RankState
-from ringcoll.errors import UsageError
+from ringcoll.errors import RankLostError, UsageError
 from ringcoll.fabric.thread import OURS
 
 _alive: weakref.WeakSet[Calling] = weakref.WeakSet()
@@ -50,7 +50,12 @@ class Calling:
         self._refuse_only_thread(name, self.nranks)
         self._state.yield_to_worker()
         with self._lock:
-            yield
+            try:
+                yield
+            except RankLostError as error:
+                if error.left is not None and ", without making " not in str(error):
+                    error.args = (f"{error}, without making {name}",)
+                raise
 
     def _forked(self) -> None:
         """In a forked process: replace the lock, which a thread may have held at the fork."""

@@ -63,7 +63,10 @@ class RankErrors:
                 f"make a new one, or start processes by spawn"
             )
         if self.closed:
-            raise ClosedError(f"{self}: the communicator is closed; make a new one")
+            raise ClosedError(
+                f"{self}: the communicator is closed, by close() or the end of its with block; "
+                f"make a new one"
+            )
         if self.broken is not None:
             if self.progress is not None:
                 self.progress.raise_unseen()
@@ -97,7 +100,7 @@ class RankErrors:
         left = error.left if isinstance(error, RankLostError) else None
         missed = None if left is None else self.missed_call(left)
         if missed is not None:
-            error.args = (f"{error} without making {missed}",)
+            error.args = (f"{error}, without making {missed}",)
 
     def missed_call(self, rank: int) -> str | None:
         """The call under way that ``rank`` has not entered; None: unknown."""

@@ -23,9 +23,10 @@ Reading = tuple[int, object]
 Stream = tuple[int, object | None]
 """The handle of a stream, and what keeps it alive until the next call; None: nothing does."""
 
-NO_MEMORY = 1 << 32
-"""Below it is no device memory: a view of a storage that was freed by ``resize_(0)`` says its
-offset for its address. ``native/arrays.h`` knows it too."""
+NO_MEMORY = 1 << 40
+"""An address below it may be none: a view of a storage that was freed by ``resize_(0)`` says its
+offset. ``native/arrays.h`` knows it too. A storage that is only too short is seen where a call is
+prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,9 @@ def _torch_reader(torch: Any, ordinal: int) -> Callable[[Any], Reading | None]:
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None
         pointer = tensor.data_ptr()
-        return (pointer, (tensor.numel(), tensor.dtype)) if pointer >= NO_MEMORY else None
+        if pointer < NO_MEMORY and not (pointer and tensor.untyped_storage().data_ptr()):
+            return None  # for the other way to say
+        return pointer, (tensor.numel(), tensor.dtype)
 
     return read
 

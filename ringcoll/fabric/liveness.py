@@ -113,7 +113,7 @@ def raise_failed(
         who = "this rank" if first == own else named([names[first]])
         said = f"{who} aborted: {reason}"
     else:  # its own finding, which its watchdog has told the others, needs no name in front
-        said = reason if first == own else f"{named([names[first]])} gave up: {reason}"
+        said = reason if first == own else f"reported by {named([names[first]])}: {reason}"
     # What a rank relays begins with the rank that aborted: its own name would mislead.
     raise _ERRORS[state](reason if _RELAYED.match(reason) else said)
 
@@ -146,7 +146,7 @@ def has_closed(name: int) -> str:
 
 def departure(name: int, state: State) -> RankLostError:
     """The error of a rank, by its name in messages, that has closed or exited."""
-    left = f"rank {name} left without closing its communicator"
+    left = f"rank {name} ended with its communicator open"
     error = RankLostError(has_closed(name) if state is State.CLOSED else left)
     error.left = name
     return error

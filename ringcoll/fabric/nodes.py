@@ -39,7 +39,7 @@ from ringcoll.fabric.remote import RemoteRanks, hold_exit
 _ROUND = struct.Struct("<QQI")
 _SOON, _INTERVAL = 1.0, 1e-3  # seconds until a loss shows everywhere, and between checks for it
 _IN_FLIGHT = 2_000_000_000  # nanoseconds that a message may take
-_RELAYED = re.compile(r"^(?:rank \d+ gave up: )+")
+_RELAYED = re.compile(r"^(?:reported by rank \d+: )+")
 _exit_keys = count(1)
 
 

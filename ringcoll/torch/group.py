@@ -272,7 +272,7 @@ class ProcessGroupRingcoll(Barriers):
             noted = {rank: key for rank, key in keys.items() if self._store.check([key])}
             ends |= {rank: self._store.get(key).decode() for rank, key in noted.items()}
         return {
-            members.index(rank): f"{end} without making call 1, {name}"
+            members.index(rank): f"{end}, without making call 1, {name}"
             for rank, end in ends.items()
         }
 

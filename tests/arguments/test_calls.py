@@ -274,8 +274,26 @@ def test_an_unknown_operator_is_refused(op):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_needed_buffer_that_is_missing_is_named(name):
     argument = "recvbuf" if name in WIDE_RECV else "sendbuf"
-    with pytest.raises(ArgumentTypeError, match=f"{name} on rank 2: {argument} is None"):
+    with pytest.raises(ArgumentTypeError, match=f"{name} on rank 2: {argument} is (None|missing)"):
         call(name, root=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow", "wide"),
+    [
+        ("all_gather", "sendbuf", "recvbuf"),
+        ("gather", "sendbuf", "recvbuf"),
+        ("reduce_scatter", "recvbuf", "sendbuf"),
+        ("scatter", "recvbuf", "sendbuf"),
+    ],
+)
+def test_the_buffer_of_all_segments_that_is_missing_is_described(name, narrow, wide):
+    buffers = {"sendbuf": None, "recvbuf": None, narrow: np.zeros(5, "float32")}
+    who = ", which the root has to pass" if name in ("gather", "scatter") else ""
+    size = f"{5 * N} elements of float32, 5 for each of {N} ranks"
+    with pytest.raises(ArgumentTypeError) as caught:
+        call(name, *buffers.values(), root=2)
+    assert str(caught.value) == f"{name} on rank 2: {wide} is missing{who}: pass an array of {size}"
 
 
 def test_ranks_agree_by_what_they_say():

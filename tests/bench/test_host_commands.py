@@ -24,7 +24,7 @@ def ranks(monkeypatch, tmp_path):
     def run(module, messages, *words):
         parts = []
 
-        def run_ranks(work, nranks, args, seconds, keep):
+        def run_ranks(work, nranks, args, seconds, keep, *, forked):
             parts.append(args)
             for message in messages:
                 keep([dict(message) for _ in range(nranks)])

@@ -165,7 +165,7 @@ def test_marker_takes_every_option_of_spawn(outcomes):
             "*DeadlineError: barrier (call 1) on rank 0: waited 0.5* s for rank 1*tag=mine",
             "*.py:*: test_misspelled?2ranks?: the marker ringcoll: there is no option 'timout'; "
             "did you mean 'timeout'?",
-            "*RankLostError: *rank 2 left the test without making call 3, all_reduce count=4 *",
+            "*RankLostError: *rank 2 left the test, without making call 3, all_reduce count=4 *",
         ]
     )
 
@@ -381,5 +381,5 @@ def test_a_failure_is_shown_once_at_the_line_of_the_test(outcomes, whole):
     assert ("start.py" in text) == whole
     assert "Captured log call" not in text
     told = [line for line in text.splitlines() if line.startswith("E  ")]
-    assert sum("rank 2 left the test without making call 2, all_reduce" in s for s in told) == 1
+    assert sum("rank 2 left the test, without making call 2, all_reduce" in s for s in told) == 1
     assert "closed its communicator" not in "".join(told)

@@ -93,7 +93,7 @@ def test_an_unknown_option_names_the_nearest(name, nearest):
 
 
 def test_an_option_like_no_other_lists_all():
-    with pytest.raises(ArgumentTypeError, match=r"one of op, root, algorithm, protocol, .*, tag"):
+    with pytest.raises(ArgumentTypeError, match=r"one of sendbuf, recvbuf, op, root, stream, async_op, config, algorithm, .*, tag"):
         from_options("reduce", qqqqqq=1)
 
 
@@ -102,7 +102,13 @@ def test_an_option_like_no_other_lists_all():
     [
         ("all_reduce on rank 0", "oop", "did you mean 'op'"),
         ("broadcast on rank 0", "rot", "did you mean 'root'"),
-        ("broadcast on rank 0", "oop", "it is one of root, algorithm, .*, tag"),
+        ("broadcast on rank 0", "oop", "it is one of sendbuf, recvbuf, root, .*, tag"),
+        ("broadcast on rank 0", "src", "did you mean 'root'"),
+        ("recv on rank 0", "src", "did you mean 'source'"),
+        ("all_gather_v on rank 0", "output", "did you mean 'recvbuf'"),
+        ("all_gather_v on rank 0", "count", "did you mean 'counts'"),
+        ("send on rank 0", "asyncop", "did you mean 'async_op'"),
+        ("barrier on rank 0", "src", "it is one of stream, async_op, config, algorithm, .*, tag"),
         ("init", "rot", "it is one of algorithm, .*, tag"),
     ],
 )

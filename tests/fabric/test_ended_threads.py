@@ -85,7 +85,7 @@ def test_who_waits_is_told_that_the_thread_of_a_rank_has_ended(call, end, quiet)
     assert {*told} == {0, 2}
     for error in told.values():
         assert isinstance(error, RankLostError)
-        assert "rank 1 left without closing its communicator" in str(error)
+        assert "rank 1 ended with its communicator open" in str(error)
     for comm in comms:
         comm.close()
 
@@ -217,7 +217,7 @@ def test_a_thread_of_ours_does_not_stand_for_the_caller():
         told.append(str(caught.value))
 
     run((waits, ends), comms)
-    assert "rank 1 left without closing" in told[0]
+    assert "rank 1 ended with" in told[0]
     for comm in comms:
         comm.close()
 

@@ -18,7 +18,7 @@ def test_a_rank_that_never_begins_is_named(mpi_ranks):
     results = mpi_ranks("mpi_absent").results
     for rank in (0, 2):  # one may come to its deadline first
         assert re.match(
-            r"DeadlineError: (rank \d gave up: )?init: rank [02] of 3 waited ", results[rank]
+            r"DeadlineError: (reported by rank \d: )?init: rank [02] of 3 waited ", results[rank]
         )
         assert "for rank 1: did every rank call init()?" in results[rank]
 

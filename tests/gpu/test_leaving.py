@@ -46,7 +46,7 @@ def test_who_waits_raises_that_a_rank_has_left(monkeypatch, places, call, end):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     raised = run(places, leaves(call, end, array))
     assert {rank: type(error) for rank, error in raised.items()} == {0: RankLostError}, raised
-    how = "closed" if end == "closes" else "left without closing"
+    how = "closed" if end == "closes" else "ended with"
     assert f"rank 1 {how} its communicator" in str(raised[0])
     if places == [0, 1]:
         assert "after call 2, without making " in str(raised[0])

@@ -76,7 +76,7 @@ def run(gpus):
 def test_who_waits_raises_that_a_rank_has_left(run, array, call, end, places):
     raised = run(places, leaves(call, end, array))
     assert {*raised} == {0, 2}
-    how = "closed" if end == "closes" else "left without closing"
+    how = "closed" if end == "closes" else "ended with"
     for error in raised.values():
         assert type(error) is RankLostError, error
         assert f"rank 1 {how} its communicator" in str(error)

@@ -159,7 +159,7 @@ def test_deaths_are_noticed_and_survivors_go_on(nodes, names, scenario, deaths):
     for rank in range(len(codes) - lost):
         for name, dead in deaths.items():
             error, took, refused, works = outcome.verdicts[rank][name]
-            assert re.match(rf"RankLostError: (rank \d gave up: )?rank {dead} died: its", error)
+            assert re.match(rf"RankLostError: (reported by rank \d: )?rank {dead} died: its", error)
             assert took < 10
             assert refused.startswith("ClosedError: ")
             assert works

@@ -41,11 +41,16 @@ def test_messages_that_wait_are_handed_over_and_the_next_ones_are_compiled_again
 def test_ends_of_a_pair_say_how_they_differ(ranks):
     outcome = ranks("grouped_messages", 3, "disagree")
     assert sorted(outcome.verdicts) == [0, 1, 2], outcome.errors
-    for odd in (0, 2):  # which may have gone on: its message has been sent
-        compiled, python = outcome.verdicts[2 - odd][str(odd)]
+    for odd in (0, 2):
+        for late in (False, True):
+            compiled, python = outcome.verdicts[2 - odd][f"{odd} {late}"]
+            assert compiled == python
+            assert re.match("MismatchError: recv on rank .* count=10 .*count=9", compiled[0])
+            assert compiled[1] == "ClosedError"
+        # Else it may have gone on: its message has been sent.
+        compiled, python = outcome.verdicts[odd][f"{odd} True"]
         assert compiled == python
-        assert re.match("MismatchError: recv on rank .* count=10 .*count=9", compiled[0])
-        assert compiled[1] == "ClosedError"
+        assert re.match("MismatchError: send on rank .* count=9 .*count=10", compiled[0])
 
 
 def test_a_message_that_never_comes_ends_at_the_deadline(ranks):
@@ -79,6 +84,36 @@ def test_arguments_that_look_like_known_ones_end_as_in_python(ranks):
         assert verdict["unlike"] == []
 
 
+def of_ranks(nranks):
+    """A rank's calls, of which none can be made: the locks are no functions."""
+    words, nothing = memoryview(bytearray(8 << 10)).cast("Q"), object()
+    context: tuple = nothing, nothing, nothing, {}, nothing
+    return small_calls._small_calls.Calls(
+        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, (context, context)),
+        *(words, (words,) * nranks, 0, 4, 4, 0, (8, 16, 24, 32)),
+    )
+
+
+def test_no_more_messages_are_made_at_once_than_there_is_room_for():
+    calls, landing, x = of_ranks(20), ((), (), 0), np.ones(2, "f4")
+    most = small_calls._small_calls.MOST
+    group: list[tuple] = []
+    for number in range(most + 1):
+        sends, peer = number % 2 == 0, number // 2
+        name, ends = ("send", (peer, None, None)) if sends else ("recv", (None, peer, None))
+        kinds = [(x.dtype, 2, True), None]
+        message = ((peer, sends), 40, 40, (1, 2, 3, 4), 1 - sends, 0, 8, (landing, landing))
+        arrays = kinds if sends else kinds[::-1]
+        calls.add_exchange(0, False, name, ends, {}, object(), *arrays, (message,), ())
+        group.append((name, x if sends else None, None if sends else x, ends, {}))
+    with pytest.raises(TypeError, match="not callable"):  # it would take the lock
+        calls.exchange_group(tuple(group[:most]), None)
+    assert calls.exchange_group(tuple(group), None) is False
+    with pytest.raises(TypeError, match="not callable"):
+        calls.exchange_group((group[0], group[2]), None)
+    assert calls.exchange_group((group[0], group[0]), None) is False, "of one pair"
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -91,12 +126,7 @@ def test_arguments_that_look_like_known_ones_end_as_in_python(ranks):
     ids=["nothing", "a list", "four words", "no options", "no timeout"],
 )
 def test_what_is_no_group_is_refused(given):
-    words, nothing = memoryview(bytearray(8 << 10)).cast("Q"), object()
-    context: tuple = nothing, nothing, nothing, {}, nothing
-    calls = small_calls._small_calls.Calls(
-        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, (context, context)),
-        *(words, (words, words), 0, 4, 4, 0, (8, 16, 24, 32)),
-    )
+    calls = of_ranks(2)
     with pytest.raises(TypeError, match="wanted tuples"):
         calls.exchange_group(*given)
     unknown: tuple = ("send", np.ones(1, "f4"), None, (1, None, None), {})

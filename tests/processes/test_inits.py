@@ -51,7 +51,7 @@ def test_whenever_a_rank_ends_during_init_over_mpi_the_others_name_it(nothing_le
 def check_again(outcome, nranks):
     assert outcome.errors == ""
     for rank, verdict in outcome.verdicts.items():
-        assert re.match(r"DeadlineError: (rank \d gave up: )?init: ", verdict["late"])
+        assert re.match(r"DeadlineError: (reported by rank \d: )?init: ", verdict["late"])
         assert verdict["early"]
         assert verdict["sums"] == [nranks * (nranks + 1) / 2] * 3
         for name, kind, word in (

@@ -29,11 +29,11 @@ def test_survivors_of_a_death_are_not_caught_in_mpi(mpi, how, status, nranks):
     outcome = mpi("lives", nranks, "ends", deaths=True, plain=True, HOW=how)
     assert outcome.statuses == [status, -9, status][:nranks]
     if how == "uncaught":
-        assert re.search(r"RankLostError: (rank \d gave up: )?rank 1 died", outcome.errors)
+        assert re.search(r"RankLostError: (reported by rank \d: )?rank 1 died", outcome.errors)
         return
     for rank in range(0, nranks, 2):
         error = outcome.verdicts[rank]["error"]
-        assert re.match(r"RankLostError: (rank \d gave up: )?rank 1 died: its process", error)
+        assert re.match(r"RankLostError: (reported by rank \d: )?rank 1 died: its process", error)
         assert error.endswith(", then 2") == (how == "shrunk")
 
 

@@ -42,7 +42,7 @@ def test_a_death_reaches_all_messages_under_way(ranks):
         verdict = outcome.verdicts[rank]
         assert verdict["errors"]
         for error in verdict["errors"]:
-            assert re.match(r"RankLostError: (rank \d gave up: )?rank 2 died: its", error)
+            assert re.match(r"RankLostError: (reported by rank \d: )?rank 2 died: its", error)
         assert verdict["refused"].startswith("ClosedError: ")
         assert verdict["after"] == [True, True]
 

@@ -77,7 +77,7 @@ def test_another_call_is_refused_as_by_ranks_in_python(healthy):
     words = {"count": "count=11", "op": "max", "kind": "float64", "barrier": "barrier"}
     for verdict in healthy("disagree").verdicts.values():
         for word, shown in words.items():
-            pattern = r"MismatchError: (rank \d gave up: )?call \d+ on rank \d"
+            pattern = r"MismatchError: (reported by rank \d: )?call \d+ on rank \d"
             assert re.match(pattern, verdict[word]), verdict[word]
             assert shown in verdict[word]
             assert "count=10" in verdict[word]
@@ -93,7 +93,7 @@ def test_a_rank_that_ran_ahead_learns_what_the_others_called(healthy):
 def test_a_rank_that_never_comes_is_named(healthy):
     verdicts = healthy("never_comes").verdicts
     for verdict in verdicts.values():
-        gave_up = r"DeadlineError: (rank \d gave up: )?"
+        gave_up = r"DeadlineError: (reported by rank \d: )?"
         pattern = gave_up + r"all_reduce \(call 7\) on rank [02]: waited 0.3 s for rank 1"
         assert re.match(pattern, verdict["error"])
         assert "count=10" in verdict["error"]

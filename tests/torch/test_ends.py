@@ -128,7 +128,7 @@ else:
     assert code == 0, err
     assert "Connection closed : " in out
     name = call[5:].partition("(")[0]
-    assert re.search(rf"rank 1 {how} without making call 1, {name}", out), out
+    assert re.search(rf"rank 1 {how}, without making call 1, {name}", out), out
     assert "Broken pipe" not in err
 
 

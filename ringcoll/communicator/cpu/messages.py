@@ -71,14 +71,16 @@ class MessageEngine(Engine):
                 key = None
             return self.pairs(name, calls, how, buffers, key, seconds)
         timeout = kept.timeout if seconds is None else seconds
-        call = name, *buffers, given, how
         if group is not None:
+            # Views: the caller may give an array another type or shape before the group runs.
+            sent, received = (None if array is None else array.view() for array in buffers)
+            call = name, sent, received, given, how
             exchange = GroupedExchange(kept, call, None if kept.later else small)
             group.add(self._state, exchange, timeout, buffers)
             return group.work if kept.later else None
         work = self._post(kept.on(*buffers), timeout, name, buffers, later=kept.later)
         if small is not None and kept.taken != small.whole:
-            small.add_exchange(MESSAGES, kept, call)
+            small.add_exchange(MESSAGES, kept, (name, *buffers, given, how))
         return work
 
     @explained

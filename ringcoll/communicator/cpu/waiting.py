@@ -57,6 +57,9 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
             if state.executor.running is not None:
                 lines.append(state.executor.late(state.executor.running, timeout))
             lines += [state.pairs.late(active) for active in state.pairs.running]
+            if state.progress is not None:
+                pairs = state.progress.pairs
+                lines += [pairs.late(half) for half in pairs.running if half.timeout <= timeout]
         return "\n".join(lines)
 
     deadline = time.monotonic() + timeout

@@ -3,6 +3,7 @@
 As in small_calls.py ranks that have the compiled part meet ranks that do without.
 """
 
+import itertools
 import threading
 import time
 
@@ -115,9 +116,12 @@ def late() -> dict:
 
 
 def disagree() -> dict:
-    """Ranks 0 and 2 name other lengths in a group, as without the compiled part."""
+    """Ranks 0 and 2 name other lengths in a group, as without the compiled part.
+
+    Where the odd one is late, it has the other's hello before its own message is sent.
+    """
     seen: dict[str, list] = {}
-    for odd in (0, 2):
+    for odd, late in itertools.product((0, 2), (False, True)):
         for comm in (mixed().comm, Counted(False).comm):
             x, y = np.ones(10, "f4"), np.empty(10, "f4")
             if comm.rank == 1:
@@ -132,9 +136,11 @@ def disagree() -> dict:
             for _ in range(7):
                 for count in (10, 9):
                     swap(count, count)
+            if late and comm.rank == odd:
+                time.sleep(0.05)
             first = error_of(swap, 9 if comm.rank == odd else 10, 10)
             then = error_of(swap, 10, 10).split(":")[0]
-            seen.setdefault(str(odd), []).append([first, then])
+            seen.setdefault(f"{odd} {late}", []).append([first, then])
     return seen
 
 
@@ -248,6 +254,16 @@ def odd() -> dict:
         for sent, got in others:
             seen.append(error_of(ring, comm, sent, got))
             seen.append(np.array(got).tolist())
+
+        def both(sent, got, comm=comm) -> None:
+            with ringcoll.group():
+                comm.sendrecv(
+                    sent, (comm.rank + 1) % comm.nranks, got, (comm.rank - 1) % comm.nranks
+                )
+
+        for sent, got in [(x[:4], y[:4])] * 7 + [(x[:4], x[2:6]), (x, x)]:
+            seen.append(error_of(both, sent, got))
+            seen.append(got.tolist())
         unlike.append(seen)
         for bad in (1.0, comm.nranks, "0", None):
             child = comm.split(0)

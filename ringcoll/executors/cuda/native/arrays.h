@@ -24,7 +24,7 @@ typedef struct {
 
 enum { DL_MAJOR = 1, DL_COMPLEX = 5 };
 
-#define NO_MEMORY ((uintptr_t)1 << 32) /* as in readers.py */
+#define NO_MEMORY ((uintptr_t)1 << 40) /* as in readers.py */
 
 typedef struct DLExchange {
     uint32_t major, minor;
