@@ -93,7 +93,8 @@ def test_an_unknown_option_names_the_nearest(name, nearest):
 
 
 def test_an_option_like_no_other_lists_all():
-    with pytest.raises(ArgumentTypeError, match=r"one of sendbuf, recvbuf, op, root, stream, async_op, config, algorithm, .*, tag"):
+    listed = r"one of sendbuf, recvbuf, op, root, stream, async_op, config, algorithm, .*, tag"
+    with pytest.raises(ArgumentTypeError, match=listed):
         from_options("reduce", qqqqqq=1)
 
 
