@@ -19,10 +19,7 @@ from ringcoll.communicator.call_cache import (
     can_change,
     prepare_collective,
 )
-from ringcoll.communicator.cpu.exchange import (
-    go_on,
-    run_exchange,
-)
+from ringcoll.communicator.cpu.exchange import go_on, run_exchange
 from ringcoll.communicator.cpu.host_calls import HostCalls
 from ringcoll.communicator.cpu.messages import MessageEngine
 from ringcoll.communicator.engine import Check
