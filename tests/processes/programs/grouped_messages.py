@@ -137,7 +137,8 @@ def disagree() -> dict:
                 for count in (10, 9):
                     swap(count, count)
             if late and comm.rank == odd:
-                time.sleep(0.05)
+                comm.probe(peer)  # the other's receive is entered behind what it sends
+                time.sleep(0.02)
             first = error_of(swap, 9 if comm.rank == odd else 10, 10)
             then = error_of(swap, 10, 10).split(":")[0]
             seen.setdefault(f"{odd} {late}", []).append([first, then])
