@@ -267,7 +267,8 @@ def the_other_end_of_the_pair_has_left_the_group(rank, n):
     with _Group() as fake:
         if rank == 0:
             work = fake.send(1, 1)
-            with pytest.raises(RuntimeError, match=r" closed .*rank 1 destroyed its group, without"):
+            why = " closed .*rank 1 destroyed its group, without making"
+            with pytest.raises(RuntimeError, match=why):
                 work.wait()
 
 
