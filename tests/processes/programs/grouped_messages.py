@@ -129,16 +129,15 @@ def disagree() -> dict:
             peer = 2 - comm.rank
 
             def swap(sends, receives, comm=comm, x=x, y=y, peer=peer) -> None:
-                with ringcoll.group():
-                    comm.send(x[:sends], peer)
+                with ringcoll.group():  # who has what it sends has seen what it receives
                     comm.recv(y[:receives], peer)
+                    comm.send(x[:sends], peer)
 
             for _ in range(7):
                 for count in (10, 9):
                     swap(count, count)
             if late and comm.rank == odd:
-                comm.probe(peer)  # the other's receive is entered behind what it sends
-                time.sleep(0.02)
+                comm.probe(peer)
             first = error_of(swap, 9 if comm.rank == odd else 10, 10)
             then = error_of(swap, 10, 10).split(":")[0]
             seen.setdefault(f"{odd} {late}", []).append([first, then])
