@@ -30,11 +30,13 @@ _OF_MESSAGES = {
     "recv": ("buf", "source", "exact"),
     "sendrecv": ("sendbuf", "dest", "recvbuf", "source", "exact"),
 }
+"""The arguments of the calls that are no collectives."""
 
 _COUNTS = {
     "all_to_all_v": ("sendcounts", "recvcounts", "sdispls", "rdispls"),
     "reduce_scatter_v": ("counts",),
 }
+"""The counts of the v-variants that have other ones than ``counts`` and ``displs``."""
 
 _ELSEWHERE = {
     "src": ("root", "source"),

@@ -150,6 +150,9 @@ def test_marker_takes_every_option_of_spawn(outcomes):
         @pytest.mark.ringcoll(nranks=2, timout=5)
         def test_misspelled(comm): ...
 
+        @pytest.mark.ringcoll(nrank=2)
+        def test_of_no_number(comm): ...
+
         @pytest.mark.ringcoll(nranks=3)
         def test_skips_a_call(comm):
             x = np.ones(4)
@@ -159,9 +162,10 @@ def test_marker_takes_every_option_of_spawn(outcomes):
                 comm.all_reduce(x)
         """,
     )
-    assert counts == {"failed": 2, "passed": 1, "errors": 1}
+    assert counts == {"failed": 2, "passed": 1, "errors": 2}
     lines.fnmatch_lines_random(
         [
+            "*: the marker ringcoll: there is no option 'nrank'; did you mean 'nranks'?",
             "*DeadlineError: barrier (call 1) on rank 0: waited 0.5* s for rank 1*tag=mine",
             "*.py:*: test_misspelled?2ranks?: the marker ringcoll: there is no option 'timout'; "
             "did you mean 'timeout'?",

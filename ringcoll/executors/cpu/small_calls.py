@@ -39,7 +39,7 @@ _POLLS = 8  # of a flag in C for one in Python, which takes 0.1 µs
 
 _YIELDS = 120
 """Yields of the processor, with a poll behind each, before a call is handed over to Python, which
-costs some 30 µs and as much again of the ranks that wait for this one. 200 calls of 256 bytes in a
+costs tens of µs, and the ranks that wait for this one as many. 200 calls of 256 bytes in a
 row on 2 cores, µs with 20, 120 and 300 yields, the lowest and the highest of 3 to 5 medians in
 turns: sendrecv by 4 ranks 41-90, 12-24 and 18-29, all_to_all_v 47-81, 26-38 and 29-54, all_reduce
 14-26, 12-23 and 15-26; by 2 ranks none differs by more than the machine."""
