@@ -157,7 +157,11 @@ def test_errors_show_calls_whose_texts_had_been_replaced(healthy):
 
 
 def test_asynchronous_calls_keep_their_order_and_end(healthy):
-    for verdict in healthy("later").verdicts.values():
+    verdicts = healthy("later").verdicts.values()
+    # One that a rank left to Python, as it does at each look at who has died, ends with close.
+    if all(verdict["last"]["entered"] for verdict in verdicts):
+        assert [verdict["last"]["ended"] for verdict in verdicts] == [True] * len(verdicts)
+    for verdict in verdicts:
         assert verdict["seen"] == [True] * len(verdict["seen"])
         work = "<ringcoll.Work all_reduce count=10 dtype=float32" if verdict["compiled"] else ""
         assert verdict["shown"].startswith(work)
