@@ -218,6 +218,11 @@ class CallCache:
                     return prepared
         return None
 
+    def like_of(self, shape: Hashable, prepared: Any) -> CheckedCall | None:
+        """The checked call of a prepared one by which others of other counts are launched."""
+        likes = *self._shapes.get(shape, ()), *self._shapes.get((shape, 0), ())
+        return next((like for like in likes if like.any_class is prepared), None)
+
     def _prepared_like(
         self,
         likes: tuple[CheckedCall, ...],

@@ -7,7 +7,7 @@ compares the result with rings.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
@@ -164,22 +164,38 @@ def _choose_ll(
     launch = Launch(protocol, 1, WINDOW, frozenset(), in_place(call))
     found = fitted(call, candidate, launch, fits, "sm", why)
     packs = fits.packs(call, launch, found.layout)
-    return found.on(ll_grid(packs, machine, limits))
+    return found.on(ll_grid(machine, limits).of(packs))
 
 
-def ll_grid(packs: int, machine: GpuRanks, limits: Limits) -> Grid:
-    """The CUDA blocks of LL or LL128: few wide ones only where many narrow ones are too few.
+@dataclass(frozen=True, slots=True)
+class LLGrid:
+    """The CUDA blocks of LL or LL128: few wide ones only where many narrow ones are too few."""
 
-    ``packs``: the parts of lines that threads move, of the longest chunk.
-    """
-    most, workers = machine.most(limits), machine.workers
-    few = min(most, measured.LL_BLOCKS.value)
-    for width in measured.LL_WORKERS.value:
-        if -(-packs // width) <= few:
-            workers = width
-            break
-    blocks = -(-packs // workers) or 1
-    return Grid(1, blocks if blocks < most else most, workers + machine.sync_threads)
+    most: int
+    """CUDA blocks of a rank."""
+    few: int
+    """CUDA blocks up to which those of fewer threads are taken."""
+    widths: tuple[int, ...]
+    """Threads of a block that move data, the fewest first; the last ones suffice for any size."""
+    sync: int
+    """Threads of a block beside them."""
+
+    def of(self, packs: int) -> Grid:
+        """The grid; ``packs``: the parts of lines that threads move, of the longest chunk."""
+        workers = self.widths[-1]
+        for width in self.widths:
+            if -(-packs // width) <= self.few:
+                workers = width
+                break
+        blocks = -(-packs // workers) or 1
+        return Grid(1, blocks if blocks < self.most else self.most, workers + self.sync)
+
+
+def ll_grid(machine: GpuRanks, limits: Limits) -> LLGrid:
+    """The grids that a machine and options allow."""
+    most = machine.most(limits)
+    widths = *measured.LL_WORKERS.value, machine.workers
+    return LLGrid(most, min(most, measured.LL_BLOCKS.value), widths, machine.sync_threads)
 
 
 def in_two_layers(call: Call, limits: Limits) -> bool:

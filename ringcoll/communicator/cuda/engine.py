@@ -7,7 +7,7 @@ preparation in the cache: its cost is a look-up and the launch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from ringcoll.arguments.buffers import refuse_in_place
@@ -36,6 +36,7 @@ from ringcoll.cuda.streams import stream_of
 from ringcoll.dtypes import DType
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.executors.cuda.launches import Launches, StreamOwners, is_wanted
+from ringcoll.executors.cuda.recounted import RecountedCall
 from ringcoll.options import checked_async_op, take_seconds
 from ringcoll.tuner.predicted import power
 from ringcoll.views import Extent, device_view, extent_of, start_of
@@ -154,6 +155,8 @@ class CudaEngine(MessageEngine):
         )
         if not fast:
             self._run(prepared, pointer, owner, addresses)
+            if known is not None and shape is not None and prepared.__class__ is RecountedCall:
+                self._learn((name, sendbuf, recvbuf, op, root), shape, prepared)
         elif known is not None and key and prepared.taken < known.whole and prepared.any_class:
             for where in key, (key, second - first):
                 checked = self._checked(where)
@@ -165,6 +168,17 @@ class CudaEngine(MessageEngine):
         events = state.cuda.events  # the fast path has looked which device is current
         event = events.record_here(pointer) if fast else events.record(pointer)
         return DeviceWork(state.cuda, event, pointer, owner, library, like, name)
+
+    def _learn(
+        self, call: tuple[str, Any, Any, Any, int], shape: Hashable, made: RecountedCall
+    ) -> None:
+        """Let the compiled part launch calls like one whose count has not come before."""
+        known, recounter = self._known, made.recounter
+        if known is not None and recounter.taken < known.whole:
+            like = self.calls.like_of(shape, recounter.before)
+            if like is not None:
+                sent, received = (size // like.count * made.count for size in like.nbytes)
+                known.add_like(call, recounter, like.places, (sent, received), made.count)
 
     def _run(self, prepared: Any, stream: int, owner: object, addresses: Given) -> None:
         """Enqueue a call of this rank alone, and keep the owner of its stream."""

@@ -3,7 +3,8 @@
 Of a warm call of a GPU rank some 4 µs are Python's and as many the driver's
 (``gpu_launch_parts_2.json``). ``native/launches.c`` reads the arrays, finds the call and hands it
 to the driver without Python's part. Python stays in charge: it makes every call that is new or has
-more to do, and gives those that it has launched.
+more to do, and gives those that it has launched. ``native/recounts.h`` launches calls of a count
+that has not come, by LL or LL128, from the parameter of one: see :mod:`.recounted`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from ringcoll.cuda.raw import RawArray
 from ringcoll.cuda.readers import Libraries
 from ringcoll.executors import compiled
 from ringcoll.executors.cuda.fast_path import FastPath
+from ringcoll.executors.cuda.params import PACKS_WORD, SIGNATURE_WORD, TIMEOUT_WORD, nanoseconds
+from ringcoll.executors.cuda.recounted import Recounter
 
-_INTERFACE = 1
+_INTERFACE = 2
 _launches: Any = compiled.load("ringcoll.executors.cuda._launches", _INTERFACE)
 
 MOST = 512
 """Calls that are known at a time."""
+
+MOST_LIKES = 128
+"""Kinds of calls that are known at a time for counts that have not come."""
 
 _VARIANTS = 4
 """Arguments by which one prepared call is known. Python takes calls for one that differ there: an
@@ -104,6 +110,35 @@ class Launches:
                 self.clear()
             self._launches.add(*call, prepared, places, nbytes)
         prepared.taken = max(prepared.taken, self.whole - _VARIANTS) + 1
+
+    def add_like(
+        self,
+        call: tuple[str, Any, Any, Any, int],
+        recounter: Recounter,
+        places: tuple[int, int, int, int],
+        nbytes: tuple[int, int],
+        count: int,
+    ) -> None:
+        """Take calls that differ from one that has just been launched in their counts alone.
+
+        ``places`` and ``nbytes`` as :meth:`add` takes them, of a call with this ``count``.
+        """
+        recounter.taken = max(recounter.taken, self.whole - _VARIANTS) + 1
+        table, (first, offset, second, other) = recounter.recounts.table(), places
+        longest, sizes, before = recounter.alike.longest, recounter.sizes, recounter.before
+        _, sendbuf, recvbuf, _, _ = call
+        known = self._learn(type(sendbuf)) and self._learn(type(recvbuf))
+        if not known or table is None or offset or other or before.large or sizes.step != 1:
+            return
+        if self._launches.likes >= MOST_LIKES:
+            self.clear()
+        self._launches.add_like(
+            *(*call, nbytes, count),
+            (longest.start, longest.stop, sizes.start, sizes.stop, recounter.each),
+            *((first, second), recounter.begin_new, recounter.launchable),
+            (PACKS_WORD, SIGNATURE_WORD, recounter.number_at, TIMEOUT_WORD),
+            *(nanoseconds(before.timeout), table),
+        )
 
     def _learn(self, kind: type) -> bool:
         """Whether arrays of a type are read there."""

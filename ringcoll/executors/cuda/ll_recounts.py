@@ -6,7 +6,6 @@ Packing all of them, and looking for the addresses among them, takes several tim
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringcoll.arguments.calls import Call
@@ -25,6 +24,7 @@ from ringcoll.executors.cuda.params import (
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Grid
+from ringcoll.tuner.gpu import LLGrid
 from ringcoll.tuner.kept_gpu import layout_for
 
 Place = tuple[Buffer, int, int]
@@ -50,7 +50,7 @@ class LLRecounts:
     pack_bytes: int  # of a chunk in SCRATCH
     given: tuple[int, int]  # INPUT and OUTPUT, of which the last bits count
     whole: bool
-    grid_of: Callable[[int], Grid]  # by packs
+    grids: LLGrid
 
     def placed(self, count: int, counted: Call | None = None) -> LLPlaced | None:
         """Where the elements of another count lie; None: another kernel runs it."""
@@ -76,7 +76,20 @@ class LLRecounts:
         if whole != self.whole:
             return None
         packs = self.ll_layout.packs(width)
-        return LLPlaced(self, spans, packs, self.grid_of(packs))
+        return LLPlaced(self, spans, packs, self.grids.of(packs))
+
+    def table(self) -> tuple[object, ...] | None:
+        """What the compiled part computes the same from, for one count; None: it does not."""
+        layout, lines, grids = self.layout, self.ll_layout, self.grids
+        if layout.shares != (1,) or layout.slices != 1:
+            return None
+        return (
+            (layout.collective.chunks, layout.align),
+            (self.item, lines.count, lines.lanes, self.pack_bytes, self.whole),
+            (grids.most, grids.few, grids.sync, grids.widths),
+            tuple(index for _, _, index in self.places),
+            *(self.counts, self.user, self.scratch, self.fixed, self.given),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +125,7 @@ def ll_recounts(
     ll_layout: LLLayout,
     at: Addresses,
     first: int,
-    grid_of: Callable[[int], Grid],
+    grids: LLGrid,
     *,
     scales: bool,
 ) -> LLRecounts:
@@ -153,5 +166,5 @@ def ll_recounts(
         pack_bytes(program, ll_layout),
         (int(at.user[0]), int(at.user[1])),
         body.whole,
-        grid_of,
+        grids,
     )

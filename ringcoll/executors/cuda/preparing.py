@@ -227,25 +227,7 @@ class CudaPreparer:
         placed = recounter.recounts.placed(count, counted)
         if placed is None:
             return None
-        if counted is None:
-            text = recounter.text.of(count, placed.grid.blocks)
-        else:
-            text = recounter.text.of_call(counted, placed.grid.blocks)
-        signature, number = self._record(text, before.call, before.choice)
-        made = RecountedCall(
-            recounter,
-            count,
-            placed,
-            text,
-            signature,
-            number,
-            number % RECORDS,
-            before.timeout,
-            counted,
-            before.large,
-        )
-        self.async_errors.prepared(made)
-        return made
+        return recounter.begin(count, placed, placed.grid, counted)
 
     def timed(self, before: AnyCudaCall, seconds: float) -> AnyCudaCall:
         """A prepared call with another timeout; it is kept where that comes again."""
@@ -271,7 +253,8 @@ class CudaPreparer:
         # What runs a large call depends on how many were made before.
         how = before.call, self.machine, before.limits.engine
         sizes = sizes_like(*how, large=before.large)
-        return Recounter(before, alike, recounts, launchable, choice_of, sizes)
+        noting = self._record, self.async_errors.prepared
+        return Recounter(before, alike, recounts, launchable, choice_of, sizes, *noting)
 
     def _choice_like(self, before: CudaCall, call: Call, grid: Grid) -> Choice:
         """The choice of a call that differs in its counts alone."""

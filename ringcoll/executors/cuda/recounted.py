@@ -25,6 +25,7 @@ from ringcoll.executors.cuda.params import (
     number_word,
 )
 from ringcoll.executors.cuda.signature import CountedText
+from ringcoll.executors.shared_state import RECORDS
 from ringcoll.tuner.choice import Choice, Grid
 from ringcoll.tuner.kept_gpu import Alike
 
@@ -65,6 +66,9 @@ class Recounts(Protocol):
         ``counted``: a call with a count for each rank, of which this is the largest.
         """
 
+    def table(self) -> tuple[object, ...] | None:
+        """What the compiled part computes the same from, for one count; None: it does not."""
+
 
 def parameter_like(recounts: Recounts, placed: Placed) -> tuple[array[int], AddressWords]:
     """A parameter of its own for a count, and where the addresses of a launch go."""
@@ -84,7 +88,8 @@ class Recounter:
     """Launches calls like one that is prepared, of other counts, from one parameter.
 
     ``choice_of``: the choice of such a call with this grid. ``sizes``: in bytes, of calls that this
-    kernel may run.
+    kernel may run. ``record`` keeps the text of a call, of which it gives the digest and the
+    number; ``prepared`` notes a call that may be launched.
     """
 
     def __init__(
@@ -95,16 +100,21 @@ class Recounter:
         launchable: Launchable,
         choice_of: Callable[[Call, Grid], Choice],
         sizes: range,
+        record: Callable[[str, Call, Choice], tuple[int, int]],
+        prepared: Callable[[RecountedCall], None],
     ) -> None:
         call = before.call
         self.before, self.alike, self.recounts = before, alike, recounts
         self.launchable, self.choice_of, self.sizes = launchable, choice_of, sizes
+        self._record, self._prepared = record, prepared
         self.each = call.nbytes // call.count  # of the call, for an element of its count
         self.text = CountedText(before.signature_text, call, before.choice.grid.blocks)
-        self.total, self.timeout = before.total, before.timeout
+        self.total = before.total
         self.number_at = number_word(before.at)
         self.seen = Seen(COUNTS, often=1)
         """The count, or the counts for each rank, of such calls."""
+        self.taken = 0
+        """See :meth:`.Launches.add_like`."""
 
     def holds(self, count: int, counted: Call | None) -> bool:
         """Whether the kernel runs a call of this count, and that has not come before."""
@@ -114,16 +124,38 @@ class Recounter:
         come = count if counted is None else counted.counts
         return nbytes in self.sizes and not self.seen.often(come)
 
+    def begin(
+        self, count: int, placed: Placed | None, grid: Grid, counted: Call | None = None
+    ) -> RecountedCall:
+        """A call that may be launched; ``counted``: with a count for each rank."""
+        before = self.before
+        if counted is None:
+            text = self.text.of(count, grid.blocks)
+        else:
+            text = self.text.of_call(counted, grid.blocks)
+        signature, number = self._record(text, before.call, before.choice)
+        made = RecountedCall(
+            *(self, count, placed, grid, text, signature, number, number % RECORDS),
+            *(before.timeout, counted, before.large),
+        )
+        self._prepared(made)
+        return made
+
+    def begin_new(self, count: int, blocks: int, threads: int) -> RecountedCall | None:
+        """The same of a call that the compiled part launches; None if its count has come before."""
+        if self.seen.often(count):
+            return None
+        return self.begin(count, None, Grid(1, blocks, threads))
+
     def launch(self, call: RecountedCall, stream: int, addresses: Given) -> None:
         """Enqueue a call; the driver copies the parameter at once."""
-        launchable = self.launchable
+        launchable, placed, grid = self.launchable, call.placed, call.grid
+        if placed is None:
+            raise RuntimeError("the compiled part launches this call")
         words = launchable.parameter.words
-        call.placed.write(words, addresses)
+        placed.write(words, addresses)
         sign(words, self.number_at, call.signature, call.number)
-        if call.timeout != self.timeout:
-            self.timeout = call.timeout
-            words[TIMEOUT_WORD] = nanoseconds(call.timeout)
-        grid = call.placed.grid
+        words[TIMEOUT_WORD] = nanoseconds(call.timeout)
         launchable.use_grid(grid.blocks, grid.threads)
         launchable.launch(stream)
 
@@ -134,7 +166,8 @@ class RecountedCall:
 
     recounter: Recounter
     count: int
-    placed: Placed
+    placed: Placed | None  # None: the compiled part knows
+    grid: Grid
     signature_text: str
     signature: int
     number: int
@@ -177,4 +210,4 @@ class RecountedCall:
     @property
     def choice(self) -> Choice:
         """What it runs, made when it is asked for."""
-        return self.recounter.choice_of(self.call, self.placed.grid)
+        return self.recounter.choice_of(self.call, self.grid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import cast
 
 from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -40,6 +39,6 @@ def _recounts_of(before: CudaCall, workspace: Workspace, machine: GpuRanks) -> R
         LLLayout(call.dtype, choice.launch.lanes),
         before.at,
         workspace.region(choice.launch.protocol)[0],
-        partial(ll_grid, machine=machine, limits=limits),
+        ll_grid(machine, limits),
         scales=call.op is not None and call.op.scales,
     )

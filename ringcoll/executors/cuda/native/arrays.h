@@ -113,6 +113,30 @@ static int read_array(const Launches* self, PyObject* array, Reading* reading) {
     }
 }
 
+/* Whether an argument is a root that is known here. */
+static bool read_root(PyObject* given, long* root) {
+    int overflow = 1;
+    if (PyLong_CheckExact(given)) *root = PyLong_AsLongAndOverflow(given, &overflow);
+    return !overflow;
+}
+
+static unsigned alignment_of(const Reading* arguments) {
+    return (unsigned)(arguments[0].start & 7) | (unsigned)(arguments[1].start & 7) << 3;
+}
+
+/* Whether arguments of so many bytes share memory; how far they are apart. */
+static bool is_shared(const Reading* arguments, const Py_ssize_t* nbytes, intptr_t* distance) {
+    *distance = (intptr_t)(arguments[1].start - arguments[0].start);
+    bool both = arguments[0].start != 0 && arguments[1].start != 0;
+    return both && -nbytes[1] < *distance && *distance < nbytes[0];
+}
+
+/* Read both buffers: 1, 0 where they are for Python, or -1. */
+static int read_both(const Launches* self, PyObject* const* buffers, Reading* arguments) {
+    int taken = read_array(self, buffers[0], &arguments[0]);
+    return taken == 1 ? read_array(self, buffers[1], &arguments[1]) : taken;
+}
+
 /* The handle of the stream that is current for arrays of a library, and what keeps it alive, both
  * owned; NULL where an exception is raised. */
 static PyObject* stream_of(const Launches* self, const Library* library, PyObject** owner) {

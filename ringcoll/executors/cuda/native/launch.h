@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "names.h"
+#include "recounts.h"
 #include "types.h"
 
 /* Whether an item of the list of record numbers is that of a call: 1, 0 or -1. */
@@ -59,7 +60,8 @@ static int is_here(Launches* self) {
     return same;
 }
 
-/* Whether the slow path would do no more than enqueue: 1, 0 or -1. */
+/* Whether the slow path would do no more than enqueue: 1, 0 or -1. `prepared`: NULL where the call
+ * is yet to be recorded. */
 static int is_plain(Launches* self, PyObject* prepared, PyObject* stream) {
     PyObject* settled = get(self->owned[ORDER], &n_settled);
     if (settled == NULL) return -1;
@@ -70,7 +72,7 @@ static int is_plain(Launches* self, PyObject* prepared, PyObject* stream) {
         int reported = is_first_true(self->owned[REPORT]);
         plain = reported < 0 ? -1 : !reported;
     }
-    if (plain == 1) plain = is_recorded(self, prepared);
+    if (plain == 1 && prepared != NULL) plain = is_recorded(self, prepared);
     return plain == 1 ? is_here(self) : plain;
 }
 
@@ -204,13 +206,28 @@ static int follow(PyObject* behind, PyObject* stream) {
     return waited == NULL ? -1 : 0;
 }
 
-/* What is launched: an entry on addresses, or where there is none, a kernel that Python has. */
+/* What is launched: an entry on addresses, or a call of a new count, or where there is neither, a
+ * kernel that Python has. */
 typedef struct {
     PyObject *prepared, *launchable, *stream;
     Entry* entry;
+    Placed* placed;
     uintptr_t starts[GIVEN];
     PyObject *addresses, *behind; /* behind: NULL, or what it follows */
 } Call;
+
+/* Write the words of a call of a new count, and take its grid. */
+static int place_kernel(const Launches* self, const Call* call, Kernel* kernel) {
+    const Placed* placed = call->placed;
+    *kernel = placed->like->kernel;
+    kernel->blocks = placed->blocks, kernel->threads = placed->threads;
+    write_words(placed, call->starts);
+    if (self->launch != NULL) return 0;
+    PyObject* used =
+        PyObject_CallMethod(call->launchable, "use_grid", "II", placed->blocks, placed->threads);
+    Py_XDECREF(used);
+    return used == NULL ? -1 : 0;
+}
 
 /* Enqueue a call whose lock is held, if that is all: 1, 0 or -1. */
 static int launch_locked(Launches* self, const Call* call) {
@@ -221,6 +238,8 @@ static int launch_locked(Launches* self, const Call* call) {
     if (call->entry != NULL) {
         kernel = call->entry->kernel;
         if (fill_words(call->entry, call->starts) < 0) return -1;
+    } else if (call->placed != NULL) {
+        if (place_kernel(self, call, &kernel) < 0) return -1;
     } else if (read_kernel(self, call->launchable, &kernel) < 0 ||
                fill_parameter(call->launchable, call->addresses) < 0) {
         return -1;

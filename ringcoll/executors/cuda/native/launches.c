@@ -33,17 +33,6 @@ static size_t bucket_of(PyObject* name, const Reading* arguments) {
     return (hash ^ hash >> 8 ^ hash >> 16 ^ hash >> 24) % BUCKETS;
 }
 
-static unsigned alignment_of(const Reading* arguments) {
-    return (unsigned)(arguments[0].start & 7) | (unsigned)(arguments[1].start & 7) << 3;
-}
-
-/* Whether arguments of so many bytes share memory; how far they are apart. */
-static bool is_shared(const Reading* arguments, const Py_ssize_t* nbytes, intptr_t* distance) {
-    *distance = (intptr_t)(arguments[1].start - arguments[0].start);
-    bool both = arguments[0].start != 0 && arguments[1].start != 0;
-    return both && -nbytes[1] < *distance && *distance < nbytes[0];
-}
-
 /* Whether arguments that lie like these are those of an entry: apart, or where they share memory at
  * the same distance. */
 static bool lies_alike(const Entry* entry, const Reading* arguments) {
@@ -60,10 +49,8 @@ static bool is_like(const Reading* known, const Reading* given) {
 
 /* Find the entry of these arguments, (name, sendbuf, recvbuf, op, root), or NULL. */
 static Entry** find(Launches* self, PyObject* const* given, const Reading* arguments) {
-    if (!PyLong_CheckExact(given[4])) return NULL;
-    int overflow;
-    long root = PyLong_AsLongAndOverflow(given[4], &overflow);
-    if (overflow) return NULL;
+    long root;
+    if (!read_root(given[4], &root)) return NULL;
     Entry** at = &self->table[bucket_of(given[0], arguments)];
     for (; *at != NULL; at = &(*at)->next) {
         Entry* entry = *at;
@@ -74,12 +61,6 @@ static Entry** find(Launches* self, PyObject* const* given, const Reading* argum
             return at;
     }
     return NULL;
-}
-
-/* Read both buffers: 1, 0 where they are for Python, or -1. */
-static int read_both(const Launches* self, PyObject* const* buffers, Reading* arguments) {
-    int taken = read_array(self, buffers[0], &arguments[0]);
-    return taken == 1 ? read_array(self, buffers[1], &arguments[1]) : taken;
 }
 
 /* -- a call ------------------------------------------------------------------------------------ */
@@ -97,22 +78,48 @@ static int is_kept(const Launches* self, PyObject* stream, PyObject* owner) {
     return kept;
 }
 
-/* Make the call of an entry on arguments that lie there: as launch. */
-static int make_on(Launches* self, Entry* entry, const Reading* arguments) {
+/* Make a call on arguments that lie there, INPUT and OUTPUT in these: as launch. */
+static int make_on(Launches* self, Call* call, const Reading* arguments, const int* bases,
+                   const Py_ssize_t* offsets) {
     PyObject* owner = NULL;
     const Library* library =
         arguments[0].library != NULL ? arguments[0].library : arguments[1].library;
-    PyObject* stream = stream_of(self, library, &owner);
-    int made = stream == NULL ? -1 : is_kept(self, stream, owner);
-    if (made == 1) {
-        uintptr_t bases[3] = {arguments[0].start, arguments[1].start, 0};
-        Call call = {entry->prepared, entry->launchable, stream, entry, {0}, NULL, NULL};
-        for (int k = 0; k < 2; k++)
-            call.starts[k] = bases[entry->bases[k]] + (uintptr_t)entry->offsets[k];
-        made = launch(self, &call);
+    call->stream = stream_of(self, library, &owner);
+    int made = call->stream == NULL ? -1 : is_kept(self, call->stream, owner);
+    uintptr_t starts[3] = {arguments[0].start, arguments[1].start, 0};
+    for (int k = 0; k < 2; k++) call->starts[k] = starts[bases[k]] + (uintptr_t)offsets[k];
+    PyObject* prepared = NULL;
+    if (made == 1 && call->placed != NULL) {
+        /* First: what was begun and not launched Python would prepare as one that comes again. */
+        made = is_plain(self, NULL, call->stream);
+        if (made == 1) made = begin(call->placed, &prepared);
+        call->prepared = prepared;
     }
-    Py_XDECREF(stream);
+    if (made == 1) made = launch(self, call);
+    Py_XDECREF(prepared);
+    Py_XDECREF(call->stream);
     Py_XDECREF(owner);
+    return made;
+}
+
+/* Make a call that is known: as launch. */
+static int make_known(Launches* self, Entry* entry, const Reading* arguments) {
+    Call call = {.prepared = entry->prepared, .launchable = entry->launchable, .entry = entry};
+    entry->refs++;
+    int made = make_on(self, &call, arguments, entry->bases, entry->offsets);
+    drop(entry);
+    return made;
+}
+
+/* Make a call that is like those of a known kind, of which its count has not come: as launch. */
+static int make_new(Launches* self, PyObject* const* given, const Reading* arguments) {
+    Placed placed;
+    if (!find_like(self, given, arguments, &placed)) return 0;
+    static const Py_ssize_t offsets[2] = {0, 0};
+    Call call = {.launchable = placed.like->launchable, .placed = &placed};
+    placed.like->refs++;
+    int made = make_on(self, &call, arguments, placed.like->bases, offsets);
+    drop_like(placed.like);
     return made;
 }
 
@@ -128,13 +135,12 @@ static PyObject* launches_call(PyObject* object, PyObject* const* given, size_t 
     int made = self->owned[RANK] == NULL ? 0 : read_both(self, given + 1, arguments);
     if (made == 1) {
         Entry** found = find(self, given, arguments);
-        made = found != NULL && PySet_GET_SIZE(self->owned[GROUPS]) == 0;
-        if (made) {
-            Entry* entry = *found;
-            entry->refs++;
-            made = make_on(self, entry, arguments);
-            drop(entry);
-        }
+        if (PySet_GET_SIZE(self->owned[GROUPS]) != 0)
+            made = 0;
+        else if (found != NULL)
+            made = make_known(self, *found, arguments);
+        else
+            made = make_new(self, given, arguments);
     }
     return made < 0 ? NULL : PyBool_FromLong(made);
 }
@@ -151,7 +157,7 @@ static PyObject* launches_launch(Launches* self, PyObject* const* given, Py_ssiz
     if (launchable == NULL) return NULL;
     int made = 0;
     if (launchable != Py_None && self->owned[RANK] != NULL) {
-        Call call = {given[0], launchable, given[1], NULL, {0}, given[2], behind};
+        Call call = {given[0], launchable, given[1], NULL, NULL, {0}, given[2], behind};
         made = launch(self, &call);
     }
     Py_DECREF(launchable);
@@ -226,9 +232,8 @@ static PyObject* launches_add(Launches* self, PyObject* args) {
         return NULL;
     int taken = read_both(self, given + 1, arguments);
     if (taken < 0) return NULL;
-    if (taken == 0 || !PyLong_CheckExact(given[4])) Py_RETURN_NONE;
-    long root = PyLong_AsLong(given[4]);
-    if (root == -1 && PyErr_Occurred()) return NULL;
+    long root;
+    if (taken == 0 || !read_root(given[4], &root)) Py_RETURN_NONE;
     for (int k = 0; k < 2; k++)
         if (bases[k] < 0 || bases[k] > 2) {
             PyErr_SetString(PyExc_ValueError, "no such argument");
@@ -251,6 +256,58 @@ static PyObject* launches_add(Launches* self, PyObject* args) {
     *at = entry;
     self->size += !replaces;
     if (replaces) drop(before);
+    Py_RETURN_NONE;
+}
+
+/* Read of a call what those of other counts have alike: as launches_add_like. */
+static int read_like(const Launches* self, PyObject* args, PyObject** given, Like* like) {
+    PyObject *begin, *launchable, *table;
+    Py_ssize_t nbytes[2];
+    long long count;
+    Reading arguments[2];
+    if (!PyArg_ParseTuple(args, "OOOOO(nn)L(LLLLL)(ii)OO(nnnn)KO!", &given[0], &given[1], &given[2],
+                          &given[3], &given[4], &nbytes[0], &nbytes[1], &count, &like->first,
+                          &like->last, &like->low, &like->high, &like->each, &like->bases[0],
+                          &like->bases[1], &begin, &launchable, &like->packs_at,
+                          &like->signature_at, &like->number_at, &like->timeout_at, &like->timeout,
+                          &PyTuple_Type, &table))
+        return -1;
+    int taken = read_both(self, given + 1, arguments);
+    if (taken != 1) return taken;
+    if (!read_root(given[4], &like->root) || count < 1) return 0;
+    like->begin = Py_NewRef(begin), like->launchable = Py_NewRef(launchable);
+    if (read_shape(like, given, arguments, nbytes, count) < 0 ||
+        read_kernel(self, launchable, &like->kernel) < 0 || read_parameter(like) < 0 ||
+        read_table(like, table) < 0)
+        return -1;
+    for (int k = 0; k < 2; k++)
+        if (like->bases[k] < 0 || like->bases[k] > 2) {
+            PyErr_SetString(PyExc_ValueError, "no such argument");
+            return -1;
+        }
+    return 1;
+}
+
+/* (name, sendbuf, recvbuf, op, root, bytes of both arguments, count, counts and bytes for which the
+ * kernel runs such calls and the bytes of one, the argument of INPUT and of OUTPUT,
+ * Recounter.begin_new, what is launched, its words for packs, signature, number and timeout, the
+ * timeout, LLRecounts.table): launch calls like this one of counts that have not come. */
+static PyObject* launches_add_like(Launches* self, PyObject* args) {
+    PyObject* given[5];
+    Like* like = PyMem_Calloc(1, sizeof *like);
+    if (like == NULL) return PyErr_NoMemory();
+    like->refs = 1;
+    int taken = read_like(self, args, given, like);
+    Like** at = taken == 1 ? likes_of(self, given[0]) : NULL;
+    for (Like* before = taken == 1 ? *at : NULL; before != NULL; before = before->next)
+        if (before->launchable == like->launchable && is_one_kind(before, like)) taken = 0;
+    if (taken == 1) {
+        like->next = *at, *at = like;
+        self->nlikes++;
+    } else {
+        drop_like(like);
+    }
+    if (taken < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -285,13 +342,20 @@ static PyObject* launches_learn(Launches* self, PyObject* args) {
 }
 
 static PyObject* launches_clear(Launches* self, PyObject* Py_UNUSED(none)) {
-    for (int k = 0; k < BUCKETS; k++)
+    for (int k = 0; k < BUCKETS; k++) {
         while (self->table[k] != NULL) {
             Entry* entry = self->table[k];
             self->table[k] = entry->next;
             self->size--;
             drop(entry);
         }
+        while (self->likes[k] != NULL) {
+            Like* like = self->likes[k];
+            self->likes[k] = like->next;
+            self->nlikes--;
+            drop_like(like);
+        }
+    }
     Py_RETURN_NONE;
 }
 
@@ -305,13 +369,19 @@ static int launches_traverse(Launches* self, visitproc visit, void* arg) {
         Py_VISIT(self->libraries[k].type);
         Py_VISIT(self->libraries[k].owner);
     }
-    for (int k = 0; k < BUCKETS; k++)
+    for (int k = 0; k < BUCKETS; k++) {
         for (Entry* entry = self->table[k]; entry != NULL; entry = entry->next) {
             Py_VISIT(entry->op);
             Py_VISIT(entry->prepared);
             Py_VISIT(entry->launchable);
             Py_VISIT(entry->parameter);
         }
+        for (Like* like = self->likes[k]; like != NULL; like = like->next) {
+            Py_VISIT(like->op);
+            Py_VISIT(like->begin);
+            Py_VISIT(like->launchable);
+        }
+    }
     return 0;
 }
 
@@ -358,6 +428,7 @@ static PyObject* launches_new(PyTypeObject* type, PyObject* given, PyObject* Py_
 static PyMethodDef methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launches_launch, METH_FASTCALL, "Enqueue a call."},
     {"add", (PyCFunction)launches_add, METH_VARARGS, "Take a call that was launched before."},
+    {"add_like", (PyCFunction)launches_add_like, METH_VARARGS, "Take calls of other counts."},
     {"learn", (PyCFunction)launches_learn, METH_VARARGS, "Read the arrays of a type."},
     {"clear", (PyCFunction)launches_clear, METH_NOARGS, "Forget all calls."},
     {NULL, NULL, 0, NULL},
@@ -365,6 +436,7 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"size", T_PYSSIZET, offsetof(Launches, size), READONLY, NULL},
+    {"likes", T_PYSSIZET, offsetof(Launches, nlikes), READONLY, NULL},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Launches, vectorcall), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

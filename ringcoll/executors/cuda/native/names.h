@@ -23,8 +23,8 @@ typedef struct {
     X(acquire) X(address) X(alarm) X(blocks) X(bound) X(_c_contiguous) X(data) X(device)          \
     X(device_id) X(dtype) X(due) X(enqueue) X(entered) X(fail) X(fill) X(filled) X(flat)          \
     X(function) X(is_neg) X(kernel) X(last) X(lock) X(locals) X(mark) X(marking) X(now) X(number) \
-    X(parameter) X(pointer) X(pointers) X(ptr) X(release) X(settled) X(size) X(slot) X(threads)   \
-    X(words)
+    X(parameter) X(pointer) X(pointers) X(ptr) X(release) X(settled) X(signature) X(size) X(slot) \
+    X(threads) X(words)
 /* clang-format on */
 
 #define DECLARE(name) static Name n_##name;

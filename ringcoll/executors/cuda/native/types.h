@@ -5,13 +5,16 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#define INTERFACE 1 /* raised with every change of what Python gives */
+#define INTERFACE 2 /* raised with every change of what Python gives */
 #define BUCKETS 256 /* a power of two */
 #define LIBRARIES 4 /* types of arrays */
 #define GIVEN 4     /* addresses that a launch is given */
+#define PLACES 256  /* of the elements of a call of any count */
+#define WIDTHS 8    /* numbers of threads that blocks may have */
 
 /* Objects of a rank: the fields of FastPath, what keeps the streams of its last call, the set of
  * open groups, and CuPy's get_current_stream. */
@@ -93,6 +96,71 @@ typedef struct Entry {
     Fill* fills;
 } Entry;
 
+/* -- calls of any count ------------------------------------------------------------------------ */
+
+typedef struct {
+    long long first, length; /* elements */
+} Span;
+
+/* Words of a parameter: the elements of a place, an address in the user's memory, and one in
+ * SCRATCH. */
+typedef struct {
+    Py_ssize_t word;
+    int place;
+} CountWord;
+
+typedef struct {
+    Py_ssize_t word;
+    int number, place; /* of the address, INPUT or OUTPUT, and where in it */
+    int length;        /* the place whose elements lie there; -1: none */
+} User;
+
+typedef struct {
+    Py_ssize_t word;
+    unsigned long long start, index;
+} Slot;
+
+/* Calls that differ in their counts alone, and what of their parameter these decide: see
+ * recounts.h. */
+typedef struct Like {
+    struct Like* next;
+    int refs; /* of the table, and of threads that make a call */
+    PyObject *name, *op, *dtypes[2];
+    long root;
+    Reading arguments[2]; /* without addresses and sizes */
+    unsigned alignment;
+    bool one;                     /* whether both arguments are one */
+    long long items[2], units[2]; /* bytes of each argument: an element, and one of the count */
+    long long odd[2];             /* bytes behind whole words */
+    long long first, last;        /* counts, without the last */
+    long long low, high, each;    /* bytes of a call, without the last; for one of the count */
+    int bases[2];                 /* the argument that is INPUT, and OUTPUT; 2: none */
+    long long chunks, align;      /* of the layout */
+    long long item, held, lanes, pack_bytes;
+    bool whole;
+    long long most, few, sync, widths[WIDTHS]; /* of the grid */
+    int nwidths, nplaces, ncounts, nusers, nslots, nfixed;
+    long long* places;
+    CountWord* counts;
+    User* users;
+    Slot* slots;
+    Fill* fixed;
+    unsigned long long given[2], timeout;
+    Py_ssize_t nwords, packs_at, signature_at, number_at, timeout_at;
+    uint64_t* words;
+    PyObject *begin, *launchable; /* Recounter.begin_new; whose parameter the words are */
+    Kernel kernel;                /* without its grid */
+} Like;
+
+/* Where the elements of one count lie, and what tells the call from others. */
+typedef struct {
+    Like* like;
+    long long count, packs;
+    unsigned blocks, threads;
+    uint64_t signature, number;
+    Span spans[PLACES];
+} Placed;
+
 typedef struct {
     PyObject ob_base;
     vectorcallfunc vectorcall;
@@ -104,6 +172,8 @@ typedef struct {
     int nlibraries;
     Py_ssize_t size; /* entries */
     Entry* table[BUCKETS];
+    Py_ssize_t nlikes;
+    Like* likes[BUCKETS];
     uint64_t
         bound; /* the last thread that was seen to be bound to the device, by Python's number */
 } Launches;

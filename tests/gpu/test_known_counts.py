@@ -1,0 +1,448 @@
+"""Calls of counts that have not come, launched by the compiled part; by fakes, without a GPU.
+
+They must launch what a call prepared from the beginning launches: the same kernel on the same grid
+with the same parameter, byte for byte.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import weakref
+from array import array
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import ringcoll
+from ringcoll.communicator.group import open_groups
+from ringcoll.cuda.raw import from_pointer
+from ringcoll.dtypes import dtype_of
+from ringcoll.executors.cuda import launches as module
+from ringcoll.executors.cuda.launches import MOST_LIKES, Launches
+from ringcoll.executors.cuda.ll_layout import LLLayout
+from ringcoll.executors.cuda.ll_recounts import LLRecounts
+from ringcoll.executors.cuda.params import TIMEOUT_WORD, Parameter, nanoseconds
+from ringcoll.executors.cuda.recounted import sign
+from ringcoll.launch import Layout
+from ringcoll.plan import Buffer
+from ringcoll.tuner.gpu import LLGrid
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import Launch
+from tests.gpu.noted import Watched, noted
+from tests.gpu.noted_rank import NotedRank
+from tests.gpu.test_counts_not_seen import random_call
+
+pytestmark = pytest.mark.skipif(
+    module._launches is None, reason="the compiled part has not been built"
+)
+
+
+class Compiled:
+    """A rank whose calls the compiled part launches; launches are noted and not made."""
+
+    def __init__(self, comm: Any, gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "address_of", lambda _name: 0)
+        monkeypatch.setattr(Launch, "use_grid", lambda *given: self._use_grid(*given))
+        monkeypatch.setattr(Launch, "enqueue", lambda *given: self._enqueue(*given))
+        self.comm, self.engine, self.launched = comm, comm._engine, list[Any]()
+        self.rank = NotedRank(comm.rank)
+        self.rank.order.settled = gpus.current.ptr
+        self.rank.path.records = comm._state.cuda.shared_state.record_numbers
+        self.threads = 0
+        self.last: Any = None
+        self.addresses: tuple[int, ...] = ()
+        monkeypatch.setattr(comm._state.cuda, "launch", self._note)
+        self.known = Launches(
+            self.rank.path, self.engine._owners, open_groups, self.engine._libraries
+        )
+        self.engine._known = self.known
+
+    def _use_grid(self, launch: Launch, blocks: int, threads: int) -> None:
+        launch.blocks, self.threads = blocks, threads
+
+    def _enqueue(self, launch: Launch, _stream: int, _pointers: int, _extra: int) -> None:
+        words = launch.parameter.words.tobytes()
+        self.launched.append((launch.text, launch.blocks, self.threads, words))
+
+    def _note(self, prepared: Any, _stream: int, addresses: tuple[int, ...]) -> None:
+        self.last, self.addresses = prepared, addresses
+
+    def by_python(self, call: Any, count: int) -> tuple[object, ...]:
+        """What a call launches that Python prepares from the beginning."""
+        calls = self.engine.calls
+        kept, self.engine._known = calls._shapes.copy(), None
+        calls.clear()
+        call(count)
+        self.engine._known = self.known
+        calls.clear()
+        calls._shapes.update(kept)
+        launch, grid = self.last.launchable, self.last.choice.grid
+        launch.parameter.fill(self.addresses)
+        return launch.text, grid.blocks, grid.threads, launch.parameter.words.tobytes()
+
+
+@pytest.fixture(params=[2, 3, 4])
+def ranks(request, monkeypatch):
+    """Ranks whose launches are only noted."""
+    yield from noted(request.param, monkeypatch)
+
+
+@pytest.fixture
+def compiled(ranks, monkeypatch):
+    """The first of them, with the compiled part."""
+    comms, gpus = ranks
+    return Compiled(comms[0], gpus, monkeypatch)
+
+
+def x(count: int, at: int = 1 << 32, dtype: str = "float32") -> Any:
+    return from_pointer(at, count, dtype, 0)
+
+
+def told(prepared: Any) -> tuple[object, ...]:
+    """What hosts and peers compare of a call."""
+    call = prepared.call
+    return (
+        (prepared.signature_text, prepared.signature, prepared.number, prepared.slot),
+        (prepared.timeout, prepared.large, prepared.total, prepared.choice, prepared.choice.why),
+        (call.collective, call.count, call.nbytes, call.dtype, call.op, call.root, call.in_place),
+    )
+
+
+def test_what_is_launched_is_what_would_be_prepared_anew(compiled):
+    """A thousand calls of random kinds: their counts grow, and jump, within and across sizes."""
+    chance, compared = random.Random(7), Counter[str]()
+    for _ in range(80):
+        call = random_call(chance, compiled.comm, (0x6_0000_0000,))
+        about = int(2 ** chance.uniform(0, 20))
+        for _ in range(25):
+            count = chance.choice([about + chance.randrange(40), 1 + chance.randrange(2 * about)])
+            before = len(compiled.launched)
+            try:
+                call(count)
+            except ringcoll.Error:
+                break  # what this call never takes
+            if len(compiled.launched) == before:
+                continue
+            made = compiled.rank.errors.last
+            assert compiled.launched[-1] == compiled.by_python(call, count)
+            assert told(made) == told(compiled.last)
+            launch, call_of = made.choice.launch, made.call
+            compared.update([launch.protocol, call_of.collective])
+            compared.update(["in place"] if call_of.in_place else [])
+            compared.update([f"whole {made.recounter.recounts.whole}"])
+    assert compared.total() > 1000
+    wanted = {"LL", "LL128", "in place", "whole True", "whole False", "all_reduce", "all_gather"}
+    assert wanted <= {*compared}
+    assert compiled.rank.fabric.entered == len(compiled.launched) and not compiled.rank.failed
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_count_that_comes_again_is_prepared(compiled, monkeypatch):
+    watched, comm = Watched(compiled.comm, monkeypatch), compiled.comm
+    for count in (1000, 1002):  # the second is launched by Python, which learns what it is like
+        comm.all_reduce(x(count))
+    assert (watched.prepared, watched.once, compiled.launched) == (1, 1, [])
+    for count in range(600, 980, 2):
+        comm.all_reduce(x(count))
+    assert (watched.prepared, watched.once, len(compiled.launched)) == (1, 1, 190)
+    for count in range(600, 700, 2):
+        comm.all_reduce(x(count))
+    assert (watched.prepared, watched.once, watched.likes) == (1, 1, 50)
+    assert (compiled.known._launches.likes, len(compiled.launched)) == (1, 190)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_segments_that_begin_at_half_a_word_are_of_another_kernel(compiled):
+    """Of an all_to_all in place, whose argument has whole words for every count."""
+    comm, odd = compiled.comm, Counter[int]()
+    for count in (*range(1000, 1004), *range(700, 740)):
+        before = len(compiled.launched)
+        comm.all_to_all(x(2 * count))
+        if len(compiled.launched) > before:
+            call = compiled.by_python(lambda count: comm.all_to_all(x(2 * count)), count)
+            assert compiled.launched[-1] == call
+            odd[count % 2] += 1
+    assert odd == {0: 20, 1: 20}
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_another_timeout_holds_for_its_call_alone(compiled):
+    comm = compiled.comm
+    for count in (1000, 1002):
+        comm.all_reduce(x(count))
+    comm.all_reduce(x(900), timeout=7)
+    compiled.last.launchable.launch(0, compiled.addresses)  # which writes the same parameter
+    comm.all_reduce(x(902))
+    assert compiled.launched[-1] == compiled.by_python(lambda count: comm.all_reduce(x(count)), 902)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_kind_of_call_is_known_once(compiled):
+    """Python launches some that are known, since it looks after peers now and then."""
+    comm, timer = compiled.comm, compiled.rank.timer
+    for count in range(600, 1000, 2):
+        timer.due = -math.inf
+        comm.all_reduce(x(count))
+    assert compiled.known._launches.likes == 1 and compiled.launched == []
+    timer.due = math.inf
+    comm.all_reduce(x(520))
+    assert len(compiled.launched) == 1
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_what_is_no_such_call_is_left_to_python(compiled):
+    comm = compiled.comm
+    for first in (1000, 1001):
+        for more in (0, 2):
+            comm.all_reduce(x(first + more))
+            comm.all_gather(x(first + more), x(2 * (first + more), 1 << 33))
+            comm.all_reduce(x(first + more), x(first + more))
+    make, likes = compiled.known.make, compiled.known._launches.likes
+    near, far = 1 << 33, 1 << 34
+    for given in (
+        ("all_reduce", x(2000), None, "sum", 0),  # of another size
+        ("all_reduce", x(900), None, "max", 0),
+        ("all_reduce", x(900), None, "sum", 1),
+        ("all_reduce", x(900), None, "sum", True),
+        ("all_reduce", x(900), None, "sum", 1 << 70),
+        ("all_reduce", x(900), x(900, near), "sum", 0),
+        ("all_reduce", x(900), x(900, (1 << 32) + 8), "sum", 0),
+        ("all_reduce", x(900), x(902), "sum", 0),
+        ("all_reduce", x(900, dtype="int32"), None, "sum", 0),
+        ("all_reduce", x(900, (1 << 32) + 4), None, "sum", 0),
+        ("all_reduce", from_pointer(1 << 32, 900, "float32", 1), None, "sum", 0),
+        ("all_reduce", x(0), None, "sum", 0),
+        ("all_gather", x(900, near), x(1801, far), None, 0),
+        ("all_gather", x(900, near), x(1802, far), None, 0),
+        ("all_gather", x(900, near), x(1800, near + 4), None, 0),
+        ("all_gather", x(900, near + 3600), x(1800, near), None, 0),  # in place
+        ("all_gather", x(900, near), None, None, 0),
+    ):
+        assert not make(*given), given
+    assert compiled.launched == []
+    assert make("all_reduce", x(900, far), None, "sum", 0)
+    assert make("all_reduce", x(901, far), None, "sum", 0)
+    assert make("all_gather", x(900, near), x(1800, far), None, 0)
+    assert make("all_reduce", x(898, far), x(898, far), "sum", 0)
+    assert (likes, len(compiled.launched)) == (6, 4)
+    compiled.known.clear()
+    assert not make("all_reduce", x(902), None, "sum", 0)
+    assert compiled.known._launches.likes == 0
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_where_python_has_more_to_do_nothing_is_begun(compiled):
+    comm, rank = compiled.comm, compiled.rank
+    for count in (1000, 1002):
+        comm.all_reduce(x(count))
+    make, settled = compiled.known.make, rank.order.settled
+    given = "all_reduce", x(900), None, "sum", 0
+    seen = compiled.last.recounter.seen
+    before, numbers = dict(seen._times), [*rank.path.records]
+
+    def refused() -> bool:
+        made = make(*given)
+        return not made and (seen._times, [*rank.path.records]) == (before, numbers)
+
+    rank.order.settled = settled + 1
+    assert refused()
+    rank.order.settled, rank.timer.due = settled, -math.inf
+    assert refused()
+    rank.timer.due, rank.report[0] = math.inf, 1
+    assert refused()
+    rank.report[0], rank.here.thread.bound = 0, False
+    assert refused()
+    rank.here.thread.bound, owners = True, compiled.engine._owners
+    owners.now, kept = {}, owners.now
+    assert refused()
+    owners.now = kept
+    with ringcoll.group():
+        assert refused()
+    assert make(*given) and len(compiled.launched) == 1
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_errors_are_raised_and_break_what_has_begun(compiled, monkeypatch):
+    comm, rank = compiled.comm, compiled.rank
+    for count in (1000, 1002):
+        comm.all_reduce(x(count))
+    make, recounter = compiled.known.make, compiled.last.recounter
+
+    def broken(*_given: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recounter, "_record", broken)
+        with pytest.raises(ZeroDivisionError):
+            make("all_reduce", x(900), None, "sum", 0)
+    assert not rank.failed, "nothing of the call has begun"
+    with monkeypatch.context() as patch:
+        patch.setattr(Launch, "enqueue", broken)
+        with pytest.raises(ZeroDivisionError):
+            make("all_reduce", x(902), None, "sum", 0)
+    assert [type(error) for error in rank.failed] == [ZeroDivisionError]
+    assert make("all_reduce", x(904), None, "sum", 0), "the lock has been given back"
+    assert rank.fabric.entered == 1
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_as_many_kinds_are_known_as_may_be(compiled):
+    comm, launches = compiled.comm, compiled.known._launches
+    for factor in range(MOST_LIKES + 3):
+        for count in (1000, 1002):
+            comm.all_reduce(x(count, 1 << 32), op=ringcoll.premul_sum(1 + factor))
+    assert 0 < launches.likes <= MOST_LIKES
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_words_that_are_not_there_are_refused(compiled, monkeypatch):
+    """Whatever Python gave: nothing is written beside the parameter."""
+    comm = compiled.comm
+    for count in (1000, 1002):
+        comm.all_reduce(x(count))
+    recounter, honest = compiled.last.recounter, compiled.last.recounter.recounts.table()
+    call, nbytes = ("all_reduce", x(1000), None, "sum", 0), (4000, 0)
+    compiled.known.clear()
+    size = len(recounter.launchable.parameter.words)
+
+    def add(table: Any, at: int | None = None) -> None:
+        recounter.recounts = SimpleNamespace(table=lambda: table)
+        monkeypatch.setattr(recounter, "number_at", recounter.number_at if at is None else at)
+        compiled.known.add_like(call, recounter, (0, 0, 0, 0), nbytes, 1000)
+
+    layout, lines, grid, places, counts, users, slots, fixed, given = honest
+    wrong: list[Any] = [
+        ((0, 1), *honest[1:]),
+        ((1, 0), *honest[1:]),
+        (layout, (0, *lines[1:]), *honest[2:]),
+        (layout, (*lines[:2], 64, *lines[3:]), *honest[2:]),
+        (layout, lines, (*grid[:3], ()), *honest[3:]),
+        (layout, lines, (*grid[:3], (0,)), *honest[3:]),
+        (layout, lines, (*grid[:3], (1,) * 9), *honest[3:]),
+        (*honest[:3], (0,) * 257, *honest[4:]),
+        (*honest[:4], ((size, 0),), *honest[5:]),
+        (*honest[:4], ((-1, 0),), *honest[5:]),
+        (*honest[:4], ((0, len(places)),), *honest[5:]),
+        (*honest[:5], ((0, 2, 0, 0),), *honest[6:]),
+        (*honest[:5], ((0, 0, -1, 0),), *honest[6:]),
+        (*honest[:5], ((0, 0, 0, -2),), *honest[6:]),
+        (*honest[:6], ((size, 0, 0),), fixed, given),
+        (*honest[:7], ((0, 4, 0),), given),
+        honest[:8],
+    ]
+    for table in wrong:
+        with pytest.raises((ValueError, IndexError, TypeError)):
+            add(table)
+    with pytest.raises(IndexError, match="no such word"):
+        add(honest, at=size)
+    assert compiled.known._launches.likes == 0
+    assert (counts, users, slots) != ((), (), ())
+
+
+class Kernel:
+    """Notes its launches, with the words of its parameter."""
+
+    pointers = 1 << 40
+
+    def __init__(self, words: array[int]) -> None:
+        self.parameter, self.grid, self.noted = Parameter(words), (0, 0), list[Any]()
+
+    def use_grid(self, blocks: int, threads: int) -> None:
+        self.grid = blocks, threads
+
+    def enqueue(self, _stream: int, _pointers: int, _extra: int) -> None:
+        self.noted.append((self.grid, self.parameter.words[:]))
+
+
+def random_recounts(chance: random.Random, collective: Any, words: array[int]) -> LLRecounts:
+    """Some words of a parameter, of any layout and grid."""
+    chunks, item = chance.randrange(1, 9), dtype_of(chance.choice(["int8", "float32", "float64"]))
+    layout = Layout(replace(collective, chunks=chunks), (1,), align=chance.choice([1, 2, 16]))
+    free = [*range(5, len(words))]
+    chance.shuffle(free)
+    where, nplaces = free.pop, chance.randrange(1, 7)
+    sent = [(Buffer.INPUT, 0, chance.randrange(3 * chunks)) for _ in range(nplaces)]
+
+    def place() -> int:
+        return chance.randrange(nplaces)
+
+    widths = tuple(sorted(chance.sample(range(32, 512, 32), chance.randrange(1, 5))))
+    return LLRecounts(
+        words,
+        (),
+        tuple(sent),
+        tuple((where(), place()) for _ in range(4)),
+        tuple((where(), place() % 2, place(), chance.choice([-1, place()])) for _ in range(5)),
+        tuple((where(), chance.getrandbits(63), chance.randrange(9)) for _ in range(3)),
+        tuple((where(), chance.randrange(2), chance.randrange(-64, 64)) for _ in range(3)),
+        layout,
+        chunks == 1,
+        Buffer.OUTPUT,
+        LLLayout(item, chance.choice([1, 8])),
+        item.itemsize,
+        chance.choice([16, 32]),
+        (1 << 32, 1 << 32),
+        chance.random() < 0.5,
+        LLGrid(chance.choice([2, 72, 132]), chance.choice([1, 64]), widths, 32),
+    )
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_any_words_are_written_as_python_writes_them(compiled):
+    """Of random layouts, grids and words, which no plan of today may have."""
+    comm, chance, made = compiled.comm, random.Random(3), 0
+    comm.all_reduce(x(8))
+    collective, records = compiled.last.choice.layout.collective, compiled.rank.path.records
+    weak = list[Any]()
+    for _ in range(400):
+        kernel = Kernel(array("Q", [chance.getrandbits(64) for _ in range(40)]))
+        recounts, each = random_recounts(chance, collective, kernel.parameter.words), 4
+        least, size = 1 + chance.randrange(60), 4 * chance.randrange(60)
+        longest, sizes = range(least, least + 300), range(size, size + 1000)
+        call = SimpleNamespace(signature=chance.getrandbits(32), number=chance.getrandbits(20))
+        call.slot = call.number % len(records)
+        records[call.slot] = call.number
+        begun = list[tuple[int, ...]]()
+
+        def begin(*given: int, begun: Any = begun, call: Any = call) -> object:
+            begun.append(given)
+            return call
+
+        recounter: Any = SimpleNamespace(
+            taken=0, alike=SimpleNamespace(longest=longest), recounts=recounts, sizes=sizes,
+            before=SimpleNamespace(timeout=chance.random(), large=False), each=each,
+            begin_new=begin, launchable=kernel, number_at=4,
+        )  # fmt: skip
+        weak.append(weakref.ref(begin))
+        compiled.known.clear()
+        given = "all_reduce", x(100), None, "sum", 0
+        compiled.known.add_like(given, recounter, (0, 0, 0, 0), (400, 0), 100)
+        for count in [1, *(chance.randrange(1, 400) for _ in range(5))]:
+            placed, at = recounts.placed(count), 8 * chance.randrange(1 << 20, 1 << 30)
+            runs = placed is not None and count in longest and each * count in sizes
+            runs = runs and count % 2 == 0  # else it ends in half a word, and that one did not
+            words = kernel.parameter.words[:]
+            assert compiled.known.make(*given[:1], x(count, at), *given[2:]) == runs
+            if placed is None or not runs:
+                assert kernel.parameter.words == words
+                continue
+            made += 1
+            placed.write(words, (at, at, 0, 0))
+            sign(words, 4, call.signature, call.number)
+            words[TIMEOUT_WORD] = nanoseconds(recounter.before.timeout)
+            _, blocks, threads = placed.grid
+            assert kernel.noted[-1] == ((blocks, threads), words)
+            assert begun[-1] == (count, blocks, threads)
+            assert compiled.rank.errors.last is call
+    assert made > 300
+    compiled.known.clear()
+    del begin, recounter
+    gc.collect()
+    assert {each() for each in weak} == {None}, "what was known is let go"
