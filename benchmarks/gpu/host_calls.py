@@ -10,7 +10,8 @@ by protocol Simple, and all_reduce is in place. The kinds take turns in
 blocks of 100 calls, which the ranks begin together; a figure is the median of the blocks' means,
 and the slowest rank counts. An empty kernel and a slice alone, which call nothing, stand beside.
 Each kind is called once before it is timed, and every element is compared. ``new counts`` are
-blocks of calls on slices of plain memory whose numbers of elements are all new, ``new timeouts`` of
+blocks of calls on slices of plain memory whose numbers of elements are all new, ``counts prepared``
+of those that have come so often that calls of their own are prepared for them, ``new timeouts`` of
 calls whose ``timeout=`` is. A GPU that ranks share runs one of them at a time: give ``--one-gpu``
 some minutes by ``--seconds``.
 """
@@ -175,6 +176,7 @@ def new_counts(comm: Any, settle: Callable[[], object]) -> Iterator[tuple[str, f
     import cupy
 
     import ringcoll
+    from ringcoll.executors.cuda.recounted import REPEATS
 
     n, me = comm.nranks, comm.rank
     after, before, total = (me + 1) % n, (me - 1) % n, n * (n + 1) // 2
@@ -223,6 +225,10 @@ def new_counts(comm: Any, settle: Callable[[], object]) -> Iterator[tuple[str, f
             values = right(k)
             wanted[k, : values.size] = values
         yield f"{name}, new counts", us, int((got != wanted).sum())
+        got.fill(POISON)
+        for _ in range(REPEATS):  # the last of which prepares calls of their own
+            us = _microseconds(call, settle)
+        yield f"{name}, counts prepared", us, int((got != wanted).sum())
     sums.fill(POISON)
     counts = [LARGE - 64 * (TURNS * NEW - k) for k in range(TURNS * NEW)]
     us = _microseconds(lambda k: comm.all_reduce(large[: counts[k]], sums[: counts[k]]), settle)

@@ -268,7 +268,7 @@ class CallCache:
     def _recounted(
         self, likes: Sequence[CheckedCall], first: Extent, second: Extent
     ) -> tuple[Any, Given] | None:
-        """A call whose count has not come before, which is not kept; None: it is to be."""
+        """A call whose count has not come often, which is not kept; None: it is to be."""
         for like in likes:
             before = like.any_class
             count = 0 if before is None else like.count_of(first[1], second[1])

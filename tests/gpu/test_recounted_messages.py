@@ -14,6 +14,7 @@ from ringcoll.communicator.cuda.message_state import MessageState
 from ringcoll.errors import ArgumentError, DeadlineError, MismatchError
 from ringcoll.executors.cuda.message_launch import MessageLaunches
 from ringcoll.executors.cuda.point_to_point import shared_out, window_bytes
+from ringcoll.executors.cuda.recounted import REPEATS
 from ringcoll.executors.cuda.recounted_messages import RecountedMessages
 from ringcoll.executors.shared_state import SharedState
 from ringcoll.tuner.measured import ANY_BYTES
@@ -97,7 +98,7 @@ def test_an_all_to_all_v_of_new_counts_arrives_whole(comms, new):
 def test_an_all_to_all_v_with_gaps_arrives_whole(comms, new, dtype):
     """The same counts at other places too; what lies in the gaps stays."""
     n = len(comms)
-    steps = [(3, 1), (4, 0), (5, 2), (5, 3), (5, 2)]  # counts and gaps
+    steps = [(3, 1), (4, 0), (5, 3), *[(5, 2)] * (REPEATS + 1)]  # counts and gaps
 
     def work(comm) -> None:
         me, kept = comm.rank, list[FakeBuffer]()
@@ -116,7 +117,7 @@ def test_an_all_to_all_v_with_gaps_arrives_whole(comms, new, dtype):
             got.check(wanted)
 
     assert in_threads(comms, work) == []
-    assert len(new) == 3 * n  # without the first, and the last, which has come before
+    assert len(new) == (2 + REPEATS) * n  # without the first, and the last, which has come often
 
 
 def test_gathers_to_each_root_are_recounted(comms, new):
@@ -281,7 +282,7 @@ def test_messages_are_kept_when_their_counts_come_again(comms, new):
 
     def work(comm) -> None:
         kept = list[FakeBuffer]()
-        for count in (5, 6, 7, 8, 6, 6, 8, 8, 6):
+        for count in (5, 6, 7, 8, *[6] * REPEATS, *[8] * (REPEATS + 1), 6):
             sent, got = FakeBuffer(comm, np.full(count, comm.rank)), FakeBuffer(comm, count)
             kept += sent, got
             comm.sendrecv(sent.array, (comm.rank + 1) % n, got.array, (comm.rank - 1) % n)
@@ -291,7 +292,7 @@ def test_messages_are_kept_when_their_counts_come_again(comms, new):
         assert counts == [5, 6, 8]
 
     assert in_threads(comms, work) == []
-    assert sorted(new) == sorted([(6, 6), (7, 7), (8, 8)] * n)
+    assert sorted(new) == sorted([*[(6, 6)] * REPEATS, (7, 7), *[(8, 8)] * REPEATS] * n)
 
 
 def test_ends_of_other_counts_are_told_apart(comms, new):

@@ -172,7 +172,7 @@ class CudaEngine(MessageEngine):
     def _learn(
         self, call: tuple[str, Any, Any, Any, int], shape: Hashable, made: RecountedCall
     ) -> None:
-        """Let the compiled part launch calls like one whose count has not come before."""
+        """Let the compiled part launch calls like one whose count has not come often."""
         known, recounter = self._known, made.recounter
         if known is not None and recounter.taken < known.whole:
             like = self.calls.like_of(shape, recounter.before)

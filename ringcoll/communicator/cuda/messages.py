@@ -28,7 +28,7 @@ from ringcoll.executors.contract import GroupCall, LaunchRequest
 from ringcoll.executors.cuda.launches import StreamOwners
 from ringcoll.executors.cuda.message_calls import PairCalls
 from ringcoll.executors.cuda.message_launch import PreparedPairs
-from ringcoll.executors.cuda.recounted import COUNTS
+from ringcoll.executors.cuda.recounted import COUNTS, REPEATS
 from ringcoll.executors.cuda.recounted_messages import (
     AroundCount,
     NewCounts,
@@ -57,7 +57,7 @@ class _Messages:
     texts: tuple[AroundCount, ...]
     timeout: float  # of messages that are alike and have none of their own
     prepared: PreparedPairs | None = None  # the launch of these alone
-    seen: Seen = field(default_factory=lambda: Seen(COUNTS, often=1))
+    seen: Seen = field(default_factory=lambda: Seen(COUNTS, often=REPEATS))
     """Counts of messages that are alike, and a timeout of their own."""
 
     def recounted(

@@ -4,7 +4,7 @@ Of a warm call of a GPU rank some 4 µs are Python's and as many the driver's
 (``gpu_launch_parts_2.json``). ``native/launches.c`` reads the arrays, finds the call and hands it
 to the driver without Python's part. Python stays in charge: it makes every call that is new or has
 more to do, and gives those that it has launched. ``native/recounts.h`` launches calls of a count
-that has not come, by LL or LL128, from the parameter of one: see :mod:`.recounted`.
+that has not come often, by LL or LL128, from the parameter of one: see :mod:`.recounted`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 512
 """Calls that are known at a time."""
 
 MOST_LIKES = 128
-"""Kinds of calls that are known at a time for counts that have not come."""
+"""Kinds of calls that are known at a time for counts that have not come often."""
 
 _VARIANTS = 4
 """Arguments by which one prepared call is known. Python takes calls for one that differ there: an

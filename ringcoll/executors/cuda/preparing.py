@@ -212,7 +212,7 @@ class CudaPreparer:
     def recount(
         self, before: CudaCall, count: int, counted: Call | None = None
     ) -> RecountedCall | None:
-        """A call that differs from a prepared one in its count alone, which has not come before.
+        """A call that differs from a prepared one in its count alone, which has not come often.
 
         It has no launch of its own: see :mod:`.recounted`. None where it is to be prepared.
         ``counted``: the call, if it has a count for each rank.

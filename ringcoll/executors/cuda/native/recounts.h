@@ -1,7 +1,7 @@
-/* Calls whose count has not come before: what of a kept parameter it decides.
+/* Calls whose count has not come often: what of a kept parameter it decides.
  *
  * As LLRecounts with the layout, the lines and the grid that it asks, which say why. What runs for
- * which counts, and that a count has not come, Python says. */
+ * which counts, and that a count has not come often, Python says. */
 
 #pragma once
 
@@ -157,7 +157,7 @@ static void write_words(const Placed* placed, const uintptr_t* addresses) {
     words[like->timeout_at] = like->timeout;
 }
 
-/* Let Python note a call, behind what it is told of: 1, 0 if its count has come before, or -1. */
+/* Let Python note a call, behind what it is told of: 1, 0 if its count has come often, or -1. */
 static int begin(Placed* placed, PyObject** prepared) {
     *prepared = PyObject_CallFunction(placed->like->begin, "LII", placed->count, placed->blocks,
                                       placed->threads);
