@@ -53,6 +53,10 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        """Of the name: that of all fields takes 0.4 µs, and calls are kept by it."""
+        return hash(self.name)
+
 
 def _row(
     name: str, category: Category, *aliases: str, accumulator: str = "", base: object = None
