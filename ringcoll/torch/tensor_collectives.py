@@ -99,8 +99,14 @@ class TensorCollectives(GroupBase):
         tensor = tensors[0] if len(tensors) == 1 else single(tensors, name)
         engine, async_op = self._engine(tensor, name), opts.asyncOp
         kept = engine.find_kept(name, tensor, op, root)
-        if kept is None and tensor.layout is not torch.strided:
-            raise sparse_error(tensor, name)
+        if kept is None:
+            if tensor.layout is not torch.strided:
+                raise sparse_error(tensor, name)
+            if not 0 <= root < self.size():
+                raise ArgumentError(
+                    f"{name} on rank {self._rank}: {'dst' if name == 'reduce' else 'src'}={root} "
+                    f"is no rank of this group; pass one from 0 to {self.size() - 1}"
+                )
         if kept or (tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())):
             call = engine.in_place_async if async_op else engine.in_place
             if not profiler._is_profiler_enabled:

@@ -140,6 +140,16 @@ def tensors_that_require_grad(rank, n):
     assert [part.tolist() for part in parts] == [[float(q)] * 2 for q in range(n)]
 
 
+def ranks_that_are_not_there_are_called_as_torch_calls_them(rank, n):
+    x = torch.ones(2)
+    with pytest.raises(ValueError, match=rf"broadcast on rank {rank}: src={n} is no rank"):
+        dist.broadcast(x, src=n)
+    with pytest.raises(ValueError, match=rf"reduce on rank {rank}: dst={n + 1} .* to {n - 1}"):
+        dist.reduce(x, dst=n + 1)
+    dist.all_reduce(x)
+    assert x.tolist() == [n, n]
+
+
 def sparse_tensors_are_refused_at_once(rank, n):
     x = torch.eye(3).to_sparse()
     with pytest.raises(TypeError, match="to_dense"):
