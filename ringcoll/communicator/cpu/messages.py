@@ -26,7 +26,8 @@ from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.errors import MachineError
 from ringcoll.executors.contract import LaunchRequest
-from ringcoll.executors.cpu.small_calls import SmallCalls
+from ringcoll.executors.cpu.small_calls import SmallCalls, is_wanted
+from ringcoll.executors.cpu.tensors import tensor_reader
 from ringcoll.executors.shared_state import MESSAGES, VECTOR
 from ringcoll.options import take_seconds
 
@@ -40,7 +41,7 @@ class MessageEngine(Engine):
         super().__init__(state, nranks)
         self._exchanges: dict[object, Exchange] = {}
         self._seen = Seen(4 * CACHED_CALLS)
-        self._arrays = HostArrays()
+        self._arrays = HostArrays(tensor_reader if is_wanted(state.settings.compiled) else None)
         self._small: SmallCalls | None = None
 
     def message(

@@ -27,7 +27,7 @@ from ringcoll.executors.shared_state import Words
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 8
+_INTERFACE = 9
 _small_calls: Any = compiled.load("ringcoll.executors.cpu._small_calls", _INTERFACE)
 
 _HALVES = 3  # a bit for each half of SCRATCH; above it the number of times that all was forgotten

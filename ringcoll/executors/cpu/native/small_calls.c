@@ -17,6 +17,7 @@
 #include "match.h"
 #include "messages.h"
 #include "run.h"
+#include "tensors.h"
 #include "types.h"
 
 /* How many units of an entry its first array holds; 0: it serves no call of that size. */
@@ -334,11 +335,17 @@ PyMODINIT_FUNC PyInit__small_calls(void) {
     s_##name = PyUnicode_InternFromString(#name); \
     if (s_##name == NULL) return NULL;
     NAMES(INTERN)
+#define INTERN_TENSOR_NAME(name)                  \
+    t_##name = PyUnicode_InternFromString(#name); \
+    if (t_##name == NULL) return NULL;
+    TENSOR_NAMES(INTERN_TENSOR_NAME)
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
+    PyObject* reader = PyType_FromSpec(&reader_spec);
     if (made == NULL || type == NULL || PyModule_AddObjectRef(made, "Calls", type) < 0 ||
+        reader == NULL || PyModule_AddObjectRef(made, "TensorReader", reader) < 0 ||
         PyModule_AddIntMacro(made, SMALL) < 0 || PyModule_AddIntMacro(made, MOST) < 0 ||
         PyModule_AddIntMacro(made, INTERFACE) < 0)
         Py_CLEAR(made);
-    Py_XDECREF(type);
+    Py_XDECREF(type), Py_XDECREF(reader);
     return made;
 }

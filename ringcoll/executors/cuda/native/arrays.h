@@ -6,45 +6,13 @@
 
 #pragma once
 
+#include "../../native/dlpack.h"
 #include "names.h"
 #include "types.h"
 
-/* -- DLPack's table of functions, of its version 1.3, by which a tensor is read without an object
- * of Python -- */
-
-typedef struct {
-    void* data;
-    int32_t device_type, device_id;
-    int32_t ndim;
-    uint8_t code, bits;
-    uint16_t lanes;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} DLTensor;
-
-enum { DL_MAJOR = 1, DL_COMPLEX = 5 };
+/* -- tensors, by DLPack's table of functions -- */
 
 #define NO_MEMORY ((uintptr_t)1 << 40) /* as in readers.py */
-
-typedef struct DLExchange {
-    uint32_t major, minor;
-    const struct DLExchange* before;
-    void (*allocate)(void), (*managed)(void), (*to_object)(void); /* not called here */
-    int (*tensor_of)(void* object, DLTensor* tensor);             /* NULL: there is none */
-    int (*current_stream)(int32_t device_type, int32_t device, void** stream);
-} DLExchange;
-
-static bool is_contiguous(const DLTensor* tensor, long long* size) {
-    int64_t elements = 1;
-    bool whole = true;
-    for (int k = tensor->ndim - 1; k >= 0; k--) {
-        if (tensor->shape[k] == 1) continue;
-        if (tensor->strides == NULL || tensor->strides[k] != elements) whole = false;
-        elements *= tensor->shape[k];
-    }
-    *size = elements;
-    return whole && elements > 0;
-}
 
 /* 1, 0 where it is not taken, or -1. */
 static int read_dlpack(const Launches* self, PyObject* array, Reading* reading) {

@@ -313,10 +313,7 @@ static PyObject* launches_add_like(Launches* self, PyObject* args) {
 
 /* Read DLPack's table of functions; false: there is none that is known here. */
 static bool read_exchange(Library* library, PyObject* capsule) {
-    static const char* const name = "dlpack_exchange_api";
-    const DLExchange* found =
-        PyCapsule_IsValid(capsule, name) ? PyCapsule_GetPointer(capsule, name) : NULL;
-    while (found != NULL && found->major != DL_MAJOR) found = found->before;
+    const DLExchange* found = exchange_in(capsule);
     if (found == NULL || found->tensor_of == NULL || found->current_stream == NULL) return false;
     library->exchange = found;
     return true;
