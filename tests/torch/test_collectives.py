@@ -5,6 +5,8 @@ import pytest
 from tests.torch.world import names_of
 
 
-@pytest.mark.parametrize("name", names_of("collectives") + names_of("overloads"))
+@pytest.mark.parametrize(
+    "name", names_of("collectives") + names_of("overloads") + names_of("small_calls")
+)
 def test_on_ranks(ranks, name):
     ranks(name)
