@@ -6,6 +6,7 @@ with the same parameter, byte for byte.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import random
@@ -26,6 +27,7 @@ from ringcoll.executors.cuda import launches as module
 from ringcoll.executors.cuda.launches import MOST_LIKES, Launches
 from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.ll_recounts import LLRecounts
+from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import TIMEOUT_WORD, Parameter, nanoseconds
 from ringcoll.executors.cuda.recounted import REPEATS, sign
 from ringcoll.launch import Layout
@@ -185,6 +187,33 @@ def test_another_timeout_holds_for_its_call_alone(compiled):
     assert compiled.launched[-1] == compiled.by_python(lambda count: comm.all_reduce(x(count)), 902)
 
 
+def test_a_buffer_may_lie_at_an_offset_in_its_argument(ranks, monkeypatch):
+    """In place, of the last rank: its segment lies behind those of the others."""
+    comms, gpus = ranks
+    comm, n = comms[-1], len(comms)
+    compiled, made = Compiled(comm, gpus, monkeypatch), list[int]()
+    compiled.rank.here.get = lambda: n - 1
+
+    def y(count: int) -> Any:
+        return from_pointer(1 << 32, count, "float32", n - 1)
+
+    calls: list[Any] = [
+        lambda count: comm.all_reduce(y(count)),
+        lambda count: comm.all_gather(None, y(n * count)),
+        lambda count: comm.reduce_scatter(y(n * count)),
+        lambda count: comm.gather(None, y(n * count), root=n - 1),
+        lambda count: comm.scatter(y(n * count), root=n - 1),
+    ]
+    for call in calls:
+        for count in (1000, 1004, 904):
+            before = len(compiled.launched)
+            call(count)
+            if len(compiled.launched) > before:
+                assert compiled.launched[-1] == compiled.by_python(call, count)
+        made.append(len(compiled.launched) - before)
+    assert made == [1] * len(calls)
+
+
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_a_kind_of_call_is_known_once(compiled):
     """Python launches some that are known, since it looks after peers now and then."""
@@ -295,6 +324,111 @@ def test_errors_are_raised_and_break_what_has_begun(compiled, monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_the_driver_is_given_the_grid_of_each_count(compiled, monkeypatch):
+    """And Python, where the driver refuses and is asked again."""
+    comm, found, again, status = compiled.comm, list[Any](), list[Any](), 0
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, *[ctypes.c_uint] * 7, *[ctypes.c_size_t] * 3)
+    def launch(*given):
+        found.append(given)
+        return status
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+    def get_device(at):
+        at[0] = 0
+        return 0
+
+    for count in (1000, 1002):
+        comm.all_reduce(x(count))
+    recounter, places = (
+        compiled.last.recounter,
+        {"cuLaunchKernel": launch, "cuCtxGetDevice": get_device},
+    )
+    monkeypatch.setattr(
+        module, "address_of", lambda name: ctypes.cast(places[name], ctypes.c_void_p).value
+    )
+    monkeypatch.setattr("cupy.cuda.driver.launchKernel", lambda *given: again.append(given))
+    words = recounter.launchable.parameter.words
+    kernel = recounter.launchable = Launchable(7, 9, 1, 99, words)
+    known = Launches(
+        compiled.rank.path, compiled.engine._owners, open_groups, compiled.engine._libraries
+    )
+    known.add_like(
+        ("all_reduce", x(1002), None, "sum", 0), recounter, (0, 0, 0, 0), (4008, 0), 1002
+    )
+    for status in (0, 2):
+        for count in (600, 960):
+            assert known.make("all_reduce", x(count), None, "sum", 0)
+            _, blocks, threads, packed = compiled.by_python(lambda n: comm.all_reduce(x(n)), count)
+            on = compiled.rank.order.settled
+            grid = 7, blocks, 1, 1, threads, 1, 1, 0, on, kernel.pointers, 0
+            assert found[-1] == grid and kernel.parameter.words.tobytes() == packed
+            assert again[-1:] == ([grid] if status else [])
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_call_may_be_forgotten_while_it_is_made(compiled):
+    comm, recounter = compiled.comm, None
+    for count in (1000, 1002):
+        comm.all_reduce(x(count))
+    recounter = compiled.last.recounter
+    begin = recounter._record
+
+    def forgetting(*given: Any) -> Any:
+        comm._engine.forget()
+        recounter.launchable = None  # which the call alone keeps
+        return begin(*given)
+
+    recounter._record = forgetting
+    assert compiled.known.make("all_reduce", x(900), None, "sum", 0)
+    assert compiled.known._launches.likes == 0 and len(compiled.launched) == 1
+    assert compiled.launched[-1] == compiled.by_python(lambda n: comm.all_reduce(x(n)), 900)
+
+
+@pytest.mark.parametrize("held_by", ["begin_new", "launchable", "op"])
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_cycle_through_what_is_known_is_collected(compiled, held_by):
+    comm, path, engine = compiled.comm, compiled.rank.path, compiled.engine
+    for count in (1000, 1002):
+        comm.all_reduce(x(count))
+    made, known = compiled.last.recounter, Launches(path, engine._owners, set(), engine._libraries)
+    kernel, op = Kernel(made.recounts.words[:]), SimpleNamespace()
+    own: Any = SimpleNamespace(
+        taken=0, alike=made.alike, recounts=made.recounts, sizes=made.sizes, before=made.before,
+        each=made.each, begin_new=SimpleNamespace(), launchable=kernel, number_at=made.number_at,
+    )  # fmt: skip
+    known.add_like(("all_reduce", x(1000), None, op, 0), own, (0, 0, 0, 0), (4000, 0), 1000)
+    assert known._launches.likes == 1
+    holder: Any = op if held_by == "op" else getattr(own, held_by)
+    holder.known = known._launches
+    gone = weakref.ref(kernel)
+    del known, kernel, op, own, holder
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_looks_at_peers_take_no_room_for_other_arguments(compiled):
+    """An operator that is made anew is known as another, as tensors and parameters of torch are."""
+    comm, timer, (one, two) = compiled.comm, compiled.rank.timer, map(ringcoll.premul_sum, (2, 2))
+    timer.due = -math.inf
+    for count in range(1000, 1020, 2):
+        comm.all_reduce(x(count), op=one)
+    timer.due = math.inf
+    for count in range(700, 720, 2):  # the first is launched by Python
+        comm.all_reduce(x(count), op=two)
+    assert len(compiled.launched) == 9
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_count_that_is_prepared_is_none_that_is_new(compiled):
+    comm = compiled.comm
+    for count in (1000, 1002, *[1000] * 5):
+        comm.all_reduce(x(count))
+    assert compiled.launched == []
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_as_many_kinds_are_known_as_may_be(compiled):
     comm, launches = compiled.comm, compiled.known._launches
     for factor in range(MOST_LIKES + 3):
@@ -312,7 +446,7 @@ def test_words_that_are_not_there_are_refused(compiled, monkeypatch):
     recounter, honest = compiled.last.recounter, compiled.last.recounter.recounts.table()
     call, nbytes = ("all_reduce", x(1000), None, "sum", 0), (4000, 0)
     compiled.known.clear()
-    size = len(recounter.launchable.parameter.words)
+    size, number_at = len(recounter.launchable.parameter.words), recounter.number_at
 
     def add(table: Any, at: int | None = None) -> None:
         recounter.recounts = SimpleNamespace(table=lambda: table)
@@ -328,7 +462,6 @@ def test_words_that_are_not_there_are_refused(compiled, monkeypatch):
         (layout, lines, (*grid[:3], ()), *honest[3:]),
         (layout, lines, (*grid[:3], (0,)), *honest[3:]),
         (layout, lines, (*grid[:3], (1,) * 9), *honest[3:]),
-        (*honest[:3], (0,) * 257, *honest[4:]),
         (*honest[:4], ((size, 0),), *honest[5:]),
         (*honest[:4], ((-1, 0),), *honest[5:]),
         (*honest[:4], ((0, len(places)),), *honest[5:]),
@@ -344,7 +477,10 @@ def test_words_that_are_not_there_are_refused(compiled, monkeypatch):
             add(table)
     with pytest.raises(IndexError, match="no such word"):
         add(honest, at=size)
+    add((*honest[:3], (0,) * 257, *honest[4:]), number_at)  # of many ranks: it is Python's
     assert compiled.known._launches.likes == 0
+    add(honest, number_at)
+    assert compiled.known._launches.likes == 1, "what is honest is taken"
     assert (counts, users, slots) != ((), (), ())
 
 
@@ -407,7 +543,7 @@ def test_any_words_are_written_as_python_writes_them(compiled):
         kernel = Kernel(array("Q", [chance.getrandbits(64) for _ in range(40)]))
         recounts, each = random_recounts(chance, collective, kernel.parameter.words), 4
         least, size = 1 + chance.randrange(60), 4 * chance.randrange(60)
-        longest, sizes = range(least, least + 300), range(size, size + 1000)
+        longest, sizes = range(least, least + 100), range(size, size + 1000)
         call = SimpleNamespace(signature=chance.getrandbits(32), number=chance.getrandbits(20))
         call.slot = call.number % len(records)
         records[call.slot] = call.number
@@ -422,11 +558,14 @@ def test_any_words_are_written_as_python_writes_them(compiled):
             before=SimpleNamespace(timeout=chance.random(), large=False), each=each,
             begin_new=begin, launchable=kernel, number_at=4,
         )  # fmt: skip
-        weak.append(weakref.ref(begin))
+        weak += weakref.ref(begin), weakref.ref(kernel)
         compiled.known.clear()
         given = "all_reduce", x(100), None, "sum", 0
         compiled.known.add_like(given, recounter, (0, 0, 0, 0), (400, 0), 100)
-        for count in [1, *(chance.randrange(1, 400) for _ in range(5))]:
+        ends = [
+            end for edge in (least, least + 100) for end in range(edge - 2, edge + 2) if end > 0
+        ]
+        for count in [1, *ends, *(chance.randrange(1, 400) for _ in range(5))]:
             placed, at = recounts.placed(count), 8 * chance.randrange(1 << 20, 1 << 30)
             runs = placed is not None and count in longest and each * count in sizes
             runs = runs and count % 2 == 0  # else it ends in half a word, and that one did not
@@ -445,6 +584,6 @@ def test_any_words_are_written_as_python_writes_them(compiled):
             assert compiled.rank.errors.last is call
     assert made > 300
     compiled.known.clear()
-    del begin, recounter
+    del begin, recounter, kernel, recounts
     gc.collect()
     assert {each() for each in weak} == {None}, "what was known is let go"

@@ -177,8 +177,12 @@ class CudaEngine(MessageEngine):
         if known is not None and recounter.taken < known.whole:
             like = self.calls.like_of(shape, recounter.before)
             if like is not None:
+                input_, output = (
+                    part.scaled(like.count, made.count) for part in (like.input, like.output)
+                )
                 sent, received = (size // like.count * made.count for size in like.nbytes)
-                known.add_like(call, recounter, like.places, (sent, received), made.count)
+                places = *input_[:2], *output[:2]
+                known.add_like(call, recounter, places, (sent, received), made.count)
 
     def _run(self, prepared: Any, stream: int, owner: object, addresses: Given) -> None:
         """Enqueue a call of this rank alone, and keep the owner of its stream."""

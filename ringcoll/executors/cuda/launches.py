@@ -22,7 +22,7 @@ from ringcoll.executors.cuda.fast_path import FastPath
 from ringcoll.executors.cuda.params import PACKS_WORD, SIGNATURE_WORD, TIMEOUT_WORD, nanoseconds
 from ringcoll.executors.cuda.recounted import Recounter
 
-_INTERFACE = 2
+_INTERFACE = 3
 _launches: Any = compiled.load("ringcoll.executors.cuda._launches", _INTERFACE)
 
 MOST = 512
@@ -121,24 +121,31 @@ class Launches:
     ) -> None:
         """Take calls that differ from one that has just been launched in their counts alone.
 
-        ``places`` and ``nbytes`` as :meth:`add` takes them, of a call with this ``count``.
+        ``places`` and ``nbytes`` as :meth:`add` takes them, of a call with this ``count``. The
+        recounter counts the kinds of arguments by which its calls are known.
         """
-        recounter.taken = max(recounter.taken, self.whole - _VARIANTS) + 1
+        taken = max(recounter.taken, self.whole - _VARIANTS)
+        recounter.taken = taken + 1
         table, (first, offset, second, other) = recounter.recounts.table(), places
         longest, sizes, before = recounter.alike.longest, recounter.sizes, recounter.before
         _, sendbuf, recvbuf, _, _ = call
         known = self._learn(type(sendbuf)) and self._learn(type(recvbuf))
-        if not known or table is None or offset or other or before.large or sizes.step != 1:
+        if not known or table is None or before.large or sizes.step != 1:
+            return
+        if len(table[3]) > _launches.PLACES or offset % count or other % count:
             return
         if self._launches.likes >= MOST_LIKES:
             self.clear()
-        self._launches.add_like(
+        new = self._launches.add_like(
             *(*call, nbytes, count),
             (longest.start, longest.stop, sizes.start, sizes.stop, recounter.each),
-            *((first, second), recounter.begin_new, recounter.launchable),
+            (first, offset // count, second, other // count),
+            *(recounter.begin_new, recounter.launchable),
             (PACKS_WORD, SIGNATURE_WORD, recounter.number_at, TIMEOUT_WORD),
             *(nanoseconds(before.timeout), table),
         )
+        if not new:  # Python has launched one that is known, since it had more to do
+            recounter.taken = taken
 
     def _learn(self, kind: type) -> bool:
         """Whether arrays of a type are read there."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.encode import Program
@@ -78,8 +79,8 @@ class LLRecounts:
         packs = self.ll_layout.packs(width)
         return LLPlaced(self, spans, packs, self.grids.of(packs))
 
-    def table(self) -> tuple[object, ...] | None:
-        """What the compiled part computes the same from, for one count; None: it does not."""
+    def table(self) -> tuple[Any, ...] | None:
+        """What the compiled part needs for :meth:`placed` of one count; None: it does not do it."""
         layout, lines, grids = self.layout, self.ll_layout, self.grids
         if layout.shares != (1,) or layout.slices != 1:
             return None

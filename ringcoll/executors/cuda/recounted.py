@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ringcoll.arguments.calls import Call
 from ringcoll.bounded import Seen
@@ -72,8 +72,8 @@ class Recounts(Protocol):
         ``counted``: a call with a count for each rank, of which this is the largest.
         """
 
-    def table(self) -> tuple[object, ...] | None:
-        """What the compiled part computes the same from, for one count; None: it does not."""
+    def table(self) -> tuple[Any, ...] | None:
+        """What the compiled part needs for :meth:`placed` of one count; None: it does not do it."""
 
 
 def parameter_like(recounts: Recounts, placed: Placed) -> tuple[array[int], AddressWords]:
@@ -118,8 +118,11 @@ class Recounter:
         self.total = before.total
         self.number_at = number_word(before.at)
         # By protocol Simple the words take as long as the preparation.
-        self.seen = Seen(COUNTS, often=REPEATS if before.choice.launch.in_band else 1)
+        often = REPEATS if before.choice.launch.in_band else 1
+        self.seen = Seen(COUNTS, often=often)
         """The count, or the counts for each rank, of such calls."""
+        for _ in range(often):  # a call of its own is prepared for that one
+            self.seen.often(call.counts or call.count)
         self.taken = 0
         """See :meth:`.Launches.add_like`."""
 

@@ -90,11 +90,20 @@ static int read_kernel(const Launches* self, PyObject* launchable, Kernel* kerne
     return 0;
 }
 
+/* Let a kernel that Python has take the grid of this one. */
+static int use_grid_of(PyObject* launchable, const Kernel* kernel) {
+    PyObject* used =
+        PyObject_CallMethod(launchable, "use_grid", "II", kernel->blocks, kernel->threads);
+    Py_XDECREF(used);
+    return used == NULL ? -1 : 0;
+}
+
 /* Give a kernel to the driver: without Python's lock, since CUDA waits here for a queue that is
  * full behind a kernel that waits for a peer. Where the driver refuses, Python asks it again and
- * words the error: that of the second time. */
+ * words the error: that of the second time. `regrids`: whether Python's kernel may have another
+ * grid. */
 static int enqueue(const Launches* self, PyObject* launchable, const Kernel* kernel,
-                   PyObject* stream) {
+                   PyObject* stream, bool regrids) {
     if (self->launch != NULL) {
         uintptr_t on = (uintptr_t)PyLong_AsVoidPtr(stream);
         if (on == 0 && PyErr_Occurred()) return -1;
@@ -105,6 +114,7 @@ static int enqueue(const Launches* self, PyObject* launchable, const Kernel* ker
         Py_END_ALLOW_THREADS;
         if (status == 0) return 0;
     }
+    if (regrids && use_grid_of(launchable, kernel) < 0) return -1;
     PyObject* pointers = PyLong_FromUnsignedLongLong(kernel->pointers);
     PyObject* zero = PyLong_FromLong(0);
     PyObject* done = NULL;
@@ -217,16 +227,12 @@ typedef struct {
 } Call;
 
 /* Write the words of a call of a new count, and take its grid. */
-static int place_kernel(const Launches* self, const Call* call, Kernel* kernel) {
+static Kernel placed_kernel(const Call* call) {
     const Placed* placed = call->placed;
-    *kernel = placed->like->kernel;
-    kernel->blocks = placed->blocks, kernel->threads = placed->threads;
+    Kernel kernel = placed->like->kernel;
+    kernel.blocks = placed->blocks, kernel.threads = placed->threads;
     write_words(placed, call->starts);
-    if (self->launch != NULL) return 0;
-    PyObject* used =
-        PyObject_CallMethod(call->launchable, "use_grid", "II", placed->blocks, placed->threads);
-    Py_XDECREF(used);
-    return used == NULL ? -1 : 0;
+    return kernel;
 }
 
 /* Enqueue a call whose lock is held, if that is all: 1, 0 or -1. */
@@ -239,12 +245,12 @@ static int launch_locked(Launches* self, const Call* call) {
         kernel = call->entry->kernel;
         if (fill_words(call->entry, call->starts) < 0) return -1;
     } else if (call->placed != NULL) {
-        if (place_kernel(self, call, &kernel) < 0) return -1;
+        kernel = placed_kernel(call);
     } else if (read_kernel(self, call->launchable, &kernel) < 0 ||
                fill_parameter(call->launchable, call->addresses) < 0) {
         return -1;
     }
-    if (enqueue(self, call->launchable, &kernel, call->stream) < 0) return -1;
+    if (enqueue(self, call->launchable, &kernel, call->stream, call->placed != NULL) < 0) return -1;
     return note(self, call->prepared, call->stream) < 0 ? -1 : 1;
 }
 

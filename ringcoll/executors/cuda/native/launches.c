@@ -90,7 +90,7 @@ static int make_on(Launches* self, Call* call, const Reading* arguments, const i
     for (int k = 0; k < 2; k++) call->starts[k] = starts[bases[k]] + (uintptr_t)offsets[k];
     PyObject* prepared = NULL;
     if (made == 1 && call->placed != NULL) {
-        /* First: what was begun and not launched Python would prepare as one that comes again. */
+        /* First: what was begun and not launched Python would count, and record, once more. */
         made = is_plain(self, NULL, call->stream);
         if (made == 1) made = begin(call->placed, &prepared);
         call->prepared = prepared;
@@ -111,11 +111,13 @@ static int make_known(Launches* self, Entry* entry, const Reading* arguments) {
     return made;
 }
 
-/* Make a call that is like those of a known kind, of which its count has not come: as launch. */
+/* Make a call of a known kind whose count has not come often: as launch. */
 static int make_new(Launches* self, PyObject* const* given, const Reading* arguments) {
     Placed placed;
     if (!find_like(self, given, arguments, &placed)) return 0;
-    static const Py_ssize_t offsets[2] = {0, 0};
+    const long long* each = placed.like->offsets;
+    Py_ssize_t offsets[2] = {(Py_ssize_t)(each[0] * placed.count),
+                             (Py_ssize_t)(each[1] * placed.count)};
     Call call = {.launchable = placed.like->launchable, .placed = &placed};
     placed.like->refs++;
     int made = make_on(self, &call, arguments, placed.like->bases, offsets);
@@ -265,12 +267,12 @@ static int read_like(const Launches* self, PyObject* args, PyObject** given, Lik
     Py_ssize_t nbytes[2];
     long long count;
     Reading arguments[2];
-    if (!PyArg_ParseTuple(args, "OOOOO(nn)L(LLLLL)(ii)OO(nnnn)KO!", &given[0], &given[1], &given[2],
-                          &given[3], &given[4], &nbytes[0], &nbytes[1], &count, &like->first,
-                          &like->last, &like->low, &like->high, &like->each, &like->bases[0],
-                          &like->bases[1], &begin, &launchable, &like->packs_at,
-                          &like->signature_at, &like->number_at, &like->timeout_at, &like->timeout,
-                          &PyTuple_Type, &table))
+    if (!PyArg_ParseTuple(
+            args, "OOOOO(nn)L(LLLLL)(iLiL)OO(nnnn)KO!", &given[0], &given[1], &given[2], &given[3],
+            &given[4], &nbytes[0], &nbytes[1], &count, &like->first, &like->last, &like->low,
+            &like->high, &like->each, &like->bases[0], &like->offsets[0], &like->bases[1],
+            &like->offsets[1], &begin, &launchable, &like->packs_at, &like->signature_at,
+            &like->number_at, &like->timeout_at, &like->timeout, &PyTuple_Type, &table))
         return -1;
     int taken = read_both(self, given + 1, arguments);
     if (taken != 1) return taken;
@@ -289,26 +291,27 @@ static int read_like(const Launches* self, PyObject* args, PyObject** given, Lik
 }
 
 /* (name, sendbuf, recvbuf, op, root, bytes of both arguments, count, counts and bytes for which the
- * kernel runs such calls and the bytes of one, the argument of INPUT and of OUTPUT,
- * Recounter.begin_new, what is launched, its words for packs, signature, number and timeout, the
- * timeout, LLRecounts.table): launch calls like this one of counts that have not come. */
+ * kernel runs such calls and the bytes of one, the argument of INPUT, and
+ * where it lies in it for one of the count, the same of OUTPUT, Recounter.begin_new, what is
+ * launched, its words for packs, signature, number and timeout, the timeout, LLRecounts.table):
+ * launch calls like this one of counts that have not come often; False: they are known. */
 static PyObject* launches_add_like(Launches* self, PyObject* args) {
     PyObject* given[5];
     Like* like = PyMem_Calloc(1, sizeof *like);
     if (like == NULL) return PyErr_NoMemory();
     like->refs = 1;
     int taken = read_like(self, args, given, like);
+    bool known = false;
     Like** at = taken == 1 ? likes_of(self, given[0]) : NULL;
     for (Like* before = taken == 1 ? *at : NULL; before != NULL; before = before->next)
-        if (before->launchable == like->launchable && is_one_kind(before, like)) taken = 0;
-    if (taken == 1) {
+        if (before->launchable == like->launchable && is_one_kind(before, like)) known = true;
+    if (taken == 1 && !known) {
         like->next = *at, *at = like;
         self->nlikes++;
     } else {
         drop_like(like);
     }
-    if (taken < 0) return NULL;
-    Py_RETURN_NONE;
+    return taken < 0 ? NULL : PyBool_FromLong(!known);
 }
 
 /* Read DLPack's table of functions; false: there is none that is known here. */
@@ -477,7 +480,7 @@ PyMODINIT_FUNC PyInit__launches(void) {
     NAMES(INTERN)
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
     if (made == NULL || type == NULL || PyModule_AddObjectRef(made, "Launches", type) < 0 ||
-        PyModule_AddIntMacro(made, INTERFACE) < 0 ||
+        PyModule_AddIntMacro(made, INTERFACE) < 0 || PyModule_AddIntMacro(made, PLACES) < 0 ||
         PyModule_AddIntConstant(made, "CUPY", CUPY) < 0 ||
         PyModule_AddIntConstant(made, "RAW", RAW) < 0 ||
         PyModule_AddIntConstant(made, "DLPACK", DLPACK) < 0)

@@ -31,15 +31,13 @@ static Like** likes_of(Launches* self, PyObject* name) {
 
 /* The count of a call on arguments of so many bytes; 0: it differs in more. */
 static long long count_of(const Like* like, const Py_ssize_t* nbytes) {
-    long long count = 0;
-    for (int k = 0; k < 2; k++) {
-        if (like->units[k] == 0) continue;
-        if (count == 0) count = nbytes[k] / like->units[k];
+    int first = like->units[0] == 0;
+    long long count = like->units[first] == 0 ? 0 : nbytes[first] / like->units[first];
+    if (count < like->first || count >= like->last) return 0; /* first: no product overflows */
+    for (int k = 0; k < 2; k++)
         if (nbytes[k] != count * like->units[k] || (nbytes[k] & 7) != like->odd[k]) return 0;
-    }
-    bool held = count >= like->first && count < like->last;
     long long total = count * like->each;
-    return held && total >= like->low && total < like->high ? count : 0;
+    return total >= like->low && total < like->high ? count : 0;
 }
 
 /* The count of a call with these arguments of a kind that is known, or 0. */
@@ -56,7 +54,7 @@ static long long matches(const Like* like, PyObject* const* given, long root,
         return 0;
     intptr_t distance;
     bool shared = is_shared(arguments, nbytes, &distance);
-    if (shared != like->one || (shared && (distance != 0 || nbytes[0] != nbytes[1]))) return 0;
+    if (shared != like->one || (shared && distance != 0)) return 0;
     return count_of(like, nbytes);
 }
 
@@ -296,15 +294,13 @@ static int read_parameter(Like* like) {
     return like->nwords < 0 ? -1 : 0;
 }
 
-/* Whether two kinds of calls on one parameter are found by the same arguments. */
+/* Whether calls on one parameter, which are alike but for this, are found by the same arguments. */
 static bool is_one_kind(const Like* one, const Like* other) {
     for (int k = 0; k < 2; k++)
         if (one->arguments[k].library != other->arguments[k].library ||
-            one->arguments[k].kind != other->arguments[k].kind || one->odd[k] != other->odd[k] ||
-            one->items[k] != other->items[k])
+            one->arguments[k].kind != other->arguments[k].kind)
             return false;
-    return one->name == other->name && one->root == other->root && is_same(one->op, other->op) &&
-           one->alignment == other->alignment && one->one == other->one;
+    return is_same(one->op, other->op);
 }
 
 /* Read of both arguments what does not depend on the count. */

@@ -9,11 +9,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define INTERFACE 2 /* raised with every change of what Python gives */
+#define INTERFACE 3 /* raised with every change of what Python gives */
 #define BUCKETS 256 /* a power of two */
 #define LIBRARIES 4 /* types of arrays */
 #define GIVEN 4     /* addresses that a launch is given */
-#define PLACES 256  /* of the elements of a call of any count */
+#define PLACES 256  /* chunks of INPUT and OUTPUT in the words of a call */
 #define WIDTHS 8    /* numbers of threads that blocks may have */
 
 /* Objects of a rank: the fields of FastPath, what keeps the streams of its last call, the set of
@@ -127,14 +127,15 @@ typedef struct Like {
     int refs; /* of the table, and of threads that make a call */
     PyObject *name, *op, *dtypes[2];
     long root;
-    Reading arguments[2]; /* without addresses and sizes */
+    Reading arguments[2]; /* of which the libraries and the kinds count */
     unsigned alignment;
     bool one;                     /* whether both arguments are one */
     long long items[2], units[2]; /* bytes of each argument: an element, and one of the count */
     long long odd[2];             /* bytes behind whole words */
     long long first, last;        /* counts, without the last */
     long long low, high, each;    /* bytes of a call, without the last; for one of the count */
-    int bases[2];                 /* the argument that is INPUT, and OUTPUT; 2: none */
+    int bases[2];                 /* the argument of INPUT, and of OUTPUT; 2: none */
+    long long offsets[2];         /* where they lie in it: bytes for one of the count */
     long long chunks, align;      /* of the layout */
     long long item, held, lanes, pack_bytes;
     bool whole;
