@@ -33,7 +33,9 @@ class MessageThread(ABC):
 
     def __init__(self, name: str, what: str) -> None:
         self._name, self._what = name, what
-        self._changed = threading.Condition()
+        # Entered where signals' exceptions come: Condition.__enter__ could end with the lock taken.
+        self._guard = threading.RLock()
+        self._changed = threading.Condition(self._guard)
         self._thread: threading.Thread | None = None
         self._asleep = self._closed = False
         self._foreground = 0  # how many threads wait for messages, and move them
@@ -54,12 +56,12 @@ class MessageThread(ABC):
     @contextlib.contextmanager
     def _in_foreground(self) -> Iterator[None]:
         """While this thread moves messages the other one does not."""
-        with self._changed:
+        with self._guard:
             self._foreground += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._guard:
                 self._foreground -= 1
             if self.is_busy():
                 if self._due:
@@ -70,7 +72,7 @@ class MessageThread(ABC):
 
     def _wake(self) -> None:
         """Let the thread move messages; it is started if it has ended."""
-        with self._changed:  # else the thread may end between these looks
+        with self._guard:  # else the thread may end between these looks
             looks = self._thread is not None and not self._asleep and self._due
             if self._closed or looks:
                 return
@@ -82,7 +84,7 @@ class MessageThread(ABC):
 
     def _end_thread(self) -> None:
         """End the thread; idempotent."""
-        with self._changed:
+        with self._guard:
             self._closed, thread = True, self._thread
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -98,7 +100,7 @@ class MessageThread(ABC):
     def _await_due(self) -> bool:
         """Wait on the thread until it is to move messages; False: it ends."""
         naps = 0
-        with self._changed:
+        with self._guard:
             while not self._closed:
                 left = DEFER_SECONDS
                 if not self._stop():
