@@ -19,8 +19,9 @@ from itertools import chain, groupby
 from typing import Any
 
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.cpu.entered import OF_A_GROUP
 from ringcoll.communicator.cpu.exchange import GroupedExchange, made_at_once
-from ringcoll.communicator.cpu.progress import OF_A_GROUP, Progress
+from ringcoll.communicator.cpu.progress import Progress
 from ringcoll.communicator.cpu.waiting import wait_for
 from ringcoll.communicator.failures import error_text, more_frames, settle
 from ringcoll.communicator.rank import RankState

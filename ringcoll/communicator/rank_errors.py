@@ -91,7 +91,7 @@ class RankErrors:
     def has_begun(self) -> bool:
         """Whether a call is under way that other ranks may have seen."""
         progress = self.progress
-        if progress is not None and progress.pairs.running:
+        if progress is not None and (progress.pairs.running or progress.entered):
             return True
         return self.executor.running is not None or bool(self.pairs.running)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringcoll.errors import DeadlineError, UsageError
@@ -12,7 +13,7 @@ from ringcoll.options import checked_limit
 
 if TYPE_CHECKING:
     from ringcoll.arguments.calls import Call
-    from ringcoll.communicator.cpu.progress import Progress
+    from ringcoll.communicator.cpu.entered import EnteredMessages
     from ringcoll.communicator.rank import RankState
 
 _LONGEST_WAIT = 0.5  # seconds until a waiting thread looks again
@@ -200,19 +201,31 @@ class MessageWork(Work):
     """A send, a receive, or both that belong together; a waiting thread moves all messages.
 
     Until it has ended it keeps ``state``, so a communicator lives as long as its messages.
+    ``finish`` waits where the compiled part has entered the messages; see :class:`.SmallCalls`.
     """
 
-    def __init__(self, progress: Progress, state: RankState, call: str, messages: int) -> None:
+    def __init__(
+        self,
+        progress: EnteredMessages,
+        state: RankState,
+        call: str,
+        messages: int,
+        finish: Callable[..., bool] | None = None,
+    ) -> None:
         super().__init__(call)
         self._progress, self._messages = progress, messages
         self._state: RankState | None = state
+        self._finish = finish
 
     def _await(self, timeout: float | None) -> bool:
-        return self._progress.drive(self._finished.is_set, timeout)
+        finished, finish = self._finished, self._finish
+        if finished.ended or (finish is not None and finish(self, timeout is None)):
+            return True
+        return self._progress.drive(finished.is_set, timeout)
 
     def _end(self, error: BaseException | None = None) -> None:
         super()._end(error)
-        self._state = None
+        self._state = self._finish = None
 
     def _raise(self) -> None:
         """Raise the error, if it has failed, and forget it: nobody else waits.

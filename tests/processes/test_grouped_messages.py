@@ -90,7 +90,7 @@ def of_ranks(nranks):
     words, nothing = memoryview(bytearray(8 << 10)).cast("Q"), object()
     context: tuple = nothing, nothing, nothing, {}, nothing
     return small_calls._small_calls.Calls(
-        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, (context, context)),
+        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, [], (context, context)),
         *(words, (words,) * nranks, 0, 4, 4, 0, (8, 16, 24, 32)),
     )
 

@@ -221,7 +221,7 @@ def test_rows_that_are_none_are_refused(what):
     nothing = object()
     context: tuple = nothing, nothing, nothing, {}, nothing
     calls = small_calls._small_calls.Calls(
-        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, (context, context)),
+        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, [], (context, context)),
         *(words, (words, words), 0, 4, 4, 0, (8, 16, 24, 32)),
     )
     call: tuple = ("all_reduce", "sum", 0, {}, 9.0, None, None, HERE, HERE, *[True] * 4, *[1] * 3)

@@ -146,7 +146,7 @@ def test_messages_that_are_none_are_refused(what):
     words, nothing = memoryview(bytearray(8 * WORDS)).cast("Q"), object()
     context: tuple = nothing, nothing, nothing, {}, nothing
     calls = small_calls._small_calls.Calls(
-        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, (context, context)),
+        *(nothing, nothing, nothing, set(), nothing, nothing, [0], nothing, [], (context, context)),
         *(words, (words, words), 0, 4, 4, 0, (8, 16, 24, 32)),
     )
     call: tuple = "send", (1, None, None), {}, nothing, (np.dtype("f4"), 2, True), None

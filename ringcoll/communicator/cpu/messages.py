@@ -6,11 +6,10 @@ small ones are made by the compiled part, where it has been built.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ringcoll.arguments.calls import Call
 from ringcoll.arguments.host_arrays import HostArrays, read
@@ -24,7 +23,6 @@ from ringcoll.communicator.failures import explained, more_frames
 from ringcoll.communicator.group import current, of_thread
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.work import MessageWork, Work
-from ringcoll.errors import MachineError
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cpu.small_calls import SmallCalls, is_wanted
 from ringcoll.executors.cpu.tensors import tensor_reader
@@ -57,11 +55,10 @@ class MessageEngine(Engine):
             sendbuf, recvbuf = buffers = self._arrays.pair(sendbuf, recvbuf)
             if group is not None:
                 kept = small.known(MESSAGES, name, sendbuf, recvbuf, given, how)
-            elif made := self._exchange(MESSAGES, name, buffers, given, how, seconds):
-                if made is not True:
+            else:
+                made = self._exchange(MESSAGES, name, buffers, given, how, seconds)
+                if made is not False:
                     return made
-                received = None if recvbuf is None else recvbuf.size
-                return self._ended(name, source, received) if how.get("async_op") else None
         if kept is None:
             ends = dest, dest.__class__, source, source.__class__, exact, exact.__class__
             key, kept, buffers = self._find(name, ends, sendbuf, recvbuf, how)
@@ -139,7 +136,7 @@ class MessageEngine(Engine):
         small, given = self._small, comparable(arguments)
         if small is not None and "async_op" not in how:
             sendbuf, recvbuf = buffers = self._arrays.pair(sendbuf, recvbuf)
-            if self._exchange(VECTOR, name, buffers, given, how, seconds):
+            if self._exchange(VECTOR, name, buffers, given, how, seconds) is not False:
                 return None
         key, kept, alive = self._find(name, given, sendbuf, recvbuf, how)
         if of_thread.group is not None:
@@ -173,38 +170,30 @@ class MessageEngine(Engine):
         given: Any,
         how: dict[str, Any],
         seconds: float | None,
-    ) -> MessageWork | bool:
-        """Let the compiled part make sends and receives that it knows; whether it has.
+    ) -> MessageWork | Literal[False] | None:
+        """Let the compiled part make sends and receives that it knows; False: it has not.
 
-        Of a call that nobody waits for, what has not ended at once.
+        The work is that of a call that nobody waits for.
         """
         small, progress = self._small, self._state.progress
         later = bool(how) and how.get("async_op") is True
         if small is None or progress is None or (later and progress._thread is None):
             return False  # where no thread can be started, nothing is to be posted
         try:
-            made: MessageWork | bool = small.exchange(context, name, *buffers, given, how, seconds)
-            if made is False or made is True:
-                return made
             if later:
-                with contextlib.suppress(MachineError):  # without it they move while a call waits
-                    progress._wake()
-                return made
+                work = MessageWork(progress, self._state, name, 0, small.finish)
+                if not small.post(context, name, *buffers, given, how, seconds, work):
+                    return False
+                if not work._finished.ended:
+                    progress.look_later()
+                return work
+            made = small.exchange(context, name, *buffers, given, how, seconds)
+            if made is False or made is True:
+                return None if made else False
         except BaseException as error:
             self._raise(error, buffers, begun=small.lost)
         progress.end(made)
-        return True
-
-    def _ended(self, name: str, source: Any, received: int | None) -> MessageWork | None:
-        """The work of messages that ended at once; ``received``: how many elements came."""
-        progress = self._state.progress
-        if progress is None:
-            return None
-        work = MessageWork(progress, self._state, name, 0)
-        if received is not None:
-            work._source, work._count = int(source), received
-        work._end()
-        return work
+        return None
 
     @explained
     def _first_exchange(

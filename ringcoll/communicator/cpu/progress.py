@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 from ringcoll import log
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.cpu.message_thread import DEFER_BYTES, DEFER_SECONDS, MessageThread
+from ringcoll.communicator.cpu.entered import OF_A_GROUP, Entered, EnteredMessages, Queues
+from ringcoll.communicator.cpu.message_thread import DEFER_BYTES, DEFER_SECONDS
 from ringcoll.communicator.cpu.posted import PASSED, Envelope, Posted
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
 from ringcoll.communicator.work import MessageWork, Work
@@ -42,14 +43,10 @@ from ringcoll.executors.pair_calls import ActivePairCall
 from ringcoll.executors.point_to_point import Pairs
 
 if TYPE_CHECKING:
-    from ringcoll.communicator.cpu.exchange import Left
     from ringcoll.communicator.rank import RankState
 
-OF_A_GROUP = "of a group"
-"""Stands for the name of a call where an error names that of messages of several."""
 
-
-class Progress(MessageThread):
+class Progress(EnteredMessages):
     """The messages of one rank; ``pairs`` moves them.
 
     The lock is never taken by what a fabric calls while it waits: such a wait may hold a lock that
@@ -65,7 +62,7 @@ class Progress(MessageThread):
         """When the next message is late."""
         self._lock = threading.RLock()
         self._held: deque[Posted] = deque()  # a receive from any rank, and the receives behind it
-        self._queues: dict[tuple[int, bool], deque[Posted]] = {}
+        self._queues: Queues = {}
         self._heads: tuple[Posted, ...] = ()
         self._pending = 0
         self._last_source = -1
@@ -100,6 +97,9 @@ class Progress(MessageThread):
 
         That is all of a small send whose landing zone is free.
         """
+        if self.entered:
+            self.take_over()
+            self.state.usable()
         if self._closing:
             raise ClosedError(f"{self.state}: the communicator is closed; make a new one")
         left: list[ActivePairCall] = []
@@ -197,26 +197,6 @@ class Progress(MessageThread):
             self.state.fail(error)
             raise
 
-    def go_on(self, left: Sequence[Left], seconds: float | None) -> MessageWork:
-        """Queue what the compiled part has entered and could not end, while it has the lock.
-
-        ``seconds``: a timeout of the call's own.
-        """
-        calls: list[Call] = []
-        halves: list[ActivePairCall] = []
-        for kept, sendbuf, recvbuf, entered, _ in left:
-            own, timeout = kept.messages_on(sendbuf, recvbuf), kept.seconds(seconds, self.fabric)
-            halves += self.pairs.resume(own, entered, timeout)
-            calls += own
-        name = left[0][-1] if len(left) == 1 else OF_A_GROUP
-        work = MessageWork(self, self.state, name, len(calls))
-        under_way = {id(half.call) for half in halves}
-        for call in calls:
-            if id(call) not in under_way:
-                work._ended(call)
-        self._queue(halves, work, left)
-        return work
-
     def drive(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
         """Move messages until ``until()``, which must be cheap; False after ``timeout`` seconds."""
         if until():
@@ -271,11 +251,11 @@ class Progress(MessageThread):
 
     def is_busy(self) -> bool:
         """Whether messages are under way."""
-        return self._pending > 0
+        return self._pending > 0 or bool(self.entered)
 
     def drain(self) -> None:
         """Wait until no message is under way, and raise an error that nobody has waited for."""
-        self.drive(lambda: not self._pending)
+        self.drive(lambda: not self.is_busy())
         self.raise_unseen()
 
     def raise_unseen(self) -> None:
@@ -288,7 +268,7 @@ class Progress(MessageThread):
 
     def can_move(self) -> bool:
         """Whether a message can move, or is late or wrong; takes no lock."""
-        if time.monotonic() >= self.due:
+        if self.entered or time.monotonic() >= self.due:
             return True
         for message in self._heads:
             pause = message.pause
@@ -312,6 +292,7 @@ class Progress(MessageThread):
     def _step(self) -> bool:
         """Move every message that can; whether one did."""
         with self._lock:
+            self.take_over()
             moved = self._match()
             for queue in list(self._queues.values()):
                 moved = self._advance(queue) or moved
@@ -431,7 +412,7 @@ class Progress(MessageThread):
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _fail(self, message: Posted, error: BaseException) -> None:
+    def _fail(self, message: Posted | Entered, error: BaseException) -> None:
         """End a message with its error, which breaks the communicator."""
         limit = more_frames(error)
         try:
@@ -445,7 +426,7 @@ class Progress(MessageThread):
     def _all(self) -> list[Posted]:
         return [*self._held, *(m for queue in self._queues.values() for m in queue)]
 
-    def _end(self, messages: Sequence[Posted], error: BaseException) -> None:
+    def _end(self, messages: Sequence[Posted | Entered], error: BaseException) -> None:
         for message in messages:
             if not message.work.done():
                 self._failed = self._failed or message.work
@@ -454,7 +435,8 @@ class Progress(MessageThread):
     def abandon(self, error: BaseException) -> None:
         """End all messages, since the communicator is broken by ``error`` or closed."""
         with self._lock:
-            messages = self._all()
+            messages, entered = self._all(), self.entered[:]
+            self.entered.clear()
             for queue in (self._held, *self._queues.values()):
                 queue.clear()  # it may live on in a frame of the error's traceback
             self._queues.clear()
@@ -471,7 +453,7 @@ class Progress(MessageThread):
         if not isinstance(error, (RankLostError, AbortedError, ClosedError)):
             later = broken_by(self.state, error)
             later.__cause__, error = error, later
-        self._end(messages, error)
+        self._end([*messages, *entered], error)
         self.notify()
 
     def close(self, state: RankState) -> None:

@@ -27,7 +27,7 @@ from ringcoll.executors.shared_state import Words
 from ringcoll.plan import Buffer
 from ringcoll.views import start_of
 
-_INTERFACE = 9
+_INTERFACE = 10
 _small_calls: Any = compiled.load("ringcoll.executors.cpu._small_calls", _INTERFACE)
 
 _HALVES = 3  # a bit for each half of SCRATCH; above it the number of times that all was forgotten
@@ -129,6 +129,7 @@ class SmallCalls:
             host.rest,
             shared.record_numbers,
             state.progress,
+            state.progress.entered,
             tuple(
                 (each.lock.acquire, each.lock.release, each.pairs, each.pairs.epochs, each.go_on)
                 for each in self._contexts
@@ -153,6 +154,16 @@ class SmallCalls:
         """Makes known sends and receives: of the context, the arguments, options and timeout.
 
         False as above; else True, or what is left to be waited for.
+        """
+        self.post: Callable[..., bool] = self._calls.post
+        """Enters such messages that nobody waits for: of the same arguments and a MessageWork.
+
+        False as above; else the work has ended, or :attr:`.Progress.entered` has what is left.
+        """
+        self.finish: Callable[..., bool] = self._calls.finish
+        """Moves what is left of all such messages; whether those of a work have ended.
+
+        It waits as long as :attr:`exchange` does, if it is told to wait.
         """
         self.known: Callable[..., Any] = self._calls.known
         """What is kept of the sends and receives that :attr:`exchange` would make of the context,

@@ -16,12 +16,14 @@ def small_of(comm) -> Any:
 class Counted:
     """A communicator, and how many of its calls the compiled part has made.
 
-    ``handed_over``: of messages and asynchronous calls, those that it has left to Python.
+    ``handed_over``: of messages and asynchronous calls, those that it has left to Python;
+    ``pending``: of asynchronous messages, those that had not ended when they were posted, and
+    ``finished`` those of them that a wait has ended without Python.
     """
 
     def __init__(self, compiled, timeout=20) -> None:
         self.comm = ringcoll.init(timeout=timeout, compiled=compiled)
-        self.made = self.handed_over = 0
+        self.made = self.handed_over = self.pending = self.finished = 0
         small = small_of(self.comm)
         assert (small is not None) == bool(compiled)
         if small is not None:
@@ -44,7 +46,21 @@ class Counted:
                 self.handed_over += made is not True and made is not False
                 return made
 
+            post, finish = small.post, small.finish
+
+            def counted_post(*given):
+                made = post(*given)
+                self.made += made
+                self.pending += made and not given[-1].done()
+                return made
+
+            def counted_finish(*given):
+                ended = finish(*given)
+                self.finished += ended
+                return ended
+
             small.make, small.start = counted, counted_start
+            small.post, small.finish = counted_post, counted_finish
             small.exchange = functools.partial(counted_exchange, exchange)
             small.exchange_group = functools.partial(counted_exchange, small.exchange_group)
 

@@ -23,16 +23,22 @@ typedef struct {
     bool done[MOST];
 } Sending;
 
+/* Whether one of the messages that are made together is of the pair and direction of another. */
+static bool shares_pair(const Sending* sending, const Message* other) {
+    for (int at = 0; at < sending->nparts; at++) {
+        const Exchange* exchange = sending->parts[at].exchange;
+        for (int k = 0; k < exchange->nmessages; k++)
+            if (exchange->messages[k].peer == other->peer &&
+                exchange->messages[k].sends == other->sends)
+                return true;
+    }
+    return false;
+}
+
 /* Whether messages that are made together are none of one pair and direction. */
 static bool is_apart(const Sending* sending, const Exchange* exchange) {
-    for (int at = 0; at < sending->nparts; at++) {
-        const Exchange* before = sending->parts[at].exchange;
-        for (int k = 0; k < before->nmessages; k++)
-            for (int j = 0; j < exchange->nmessages; j++)
-                if (before->messages[k].peer == exchange->messages[j].peer &&
-                    before->messages[k].sends == exchange->messages[j].sends)
-                    return false;
-    }
+    for (int k = 0; k < exchange->nmessages; k++)
+        if (shares_pair(sending, &exchange->messages[k])) return false;
     return true;
 }
 
@@ -64,23 +70,6 @@ static bool find_exchange(const Calls* self, long context, PyObject* const* give
         return true;
     }
     return false;
-}
-
-/* Whether no message is under way that comes before these: 1, 0, or -1 with an exception. */
-static int is_free(const Calls* self, const Exchange* exchange) {
-    int free = is(self->contexts[exchange->context].pairs, s_trace, Py_None);
-    if (free != 1 || exchange->context == VECTOR) return free;
-    free = is(self->owned[PROGRESS], s__closing, Py_False);
-    if (free != 1) return free;
-    PyObject* held = PyObject_GetAttr(self->owned[PROGRESS], s__held);
-    PyObject* queues = PyObject_GetAttr(self->owned[PROGRESS], s__queues);
-    free = held == NULL || queues == NULL ? -1 : PyObject_Not(held);
-    for (int k = 0; free == 1 && k < exchange->nmessages; k++) {
-        int queued = PyDict_Contains(queues, exchange->messages[k].pair);
-        free = queued < 0 ? -1 : !queued;
-    }
-    Py_XDECREF(held), Py_XDECREF(queues);
-    return free;
 }
 
 /* Count a pair's epoch on, and publish the hello, the entered word last, as Pairs.enter does. */
@@ -145,14 +134,10 @@ static bool move_all(const Calls* self, Sending* sending) {
 static bool all_moved(const Calls* self, Sending* sending) {
     for (int k = 0; k <= self->spins; k++) {
         if (move_all(self, sending)) return true;
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        pause_polling();
     }
     for (int k = 0; k < self->yields; k++) {
-        PyThreadState* thread = PyEval_SaveThread();
-        sched_yield();
-        PyEval_RestoreThread(thread);
+        yield_core();
         if (move_all(self, sending)) return true;
     }
     return false;
@@ -213,6 +198,18 @@ static int enter_part(const Calls* self, Sending* sending, const Part* part, PyO
     return 0;
 }
 
+/* Whether the receiver of a message has made another one: it has had the hello before. */
+static bool sends_differ(const Calls* self, const Sending* sending) {
+    for (int at = 0; at < sending->nparts; at++) {
+        const Part* part = &sending->parts[at];
+        for (int k = 0; k < part->exchange->nmessages; k++)
+            if (part->exchange->messages[k].sends &&
+                differs(self, &part->exchange->messages[k], sending->epochs[part->first + k]))
+                return true;
+    }
+    return false;
+}
+
 /* Make all messages; whether they have ended, or -1. */
 static int run_messages(const Calls* self, Sending* sending, PyObject** numbers) {
     sending->left = sending->nmessages;
@@ -220,14 +217,7 @@ static int run_messages(const Calls* self, Sending* sending, PyObject** numbers)
         if (enter_part(self, sending, &sending->parts[at], numbers) < 0) return -1;
     bool later = sending->parts[0].exchange->later;
     if (sending->left && (later || !all_moved(self, sending))) return 0;
-    for (int at = 0; at < sending->nparts; at++) {
-        const Part* part = &sending->parts[at];
-        for (int k = 0; k < part->exchange->nmessages; k++) /* a receiver has had the hello */
-            if (part->exchange->messages[k].sends &&
-                differs(self, &part->exchange->messages[k], sending->epochs[part->first + k]))
-                return 0;
-    }
-    return 1;
+    return !sends_differ(self, sending);
 }
 
 /* The next epoch of each message: 1, 0 where one is for Python, or -1; and as Python's numbers. */
@@ -249,24 +239,4 @@ static int count_on(const Calls* self, const Part* part, Sending* sending, PyObj
         if (numbers[number] == NULL) return -1;
     }
     return 1;
-}
-
-/* Make the messages while this thread has their lock: True, False where Python is to make them,
- * what Python has made of the rest of them, or NULL. */
-static PyObject* make_messages(Calls* self, Sending* sending, PyObject* timeout) {
-    PyObject* numbers[MOST] = {NULL};
-    if (is_due(self)) Py_RETURN_FALSE;
-    int ready = is_ready(self);
-    for (int at = 0; ready == 1 && at < sending->nparts; at++) {
-        ready = is_free(self, sending->parts[at].exchange);
-        if (ready == 1) ready = count_on(self, &sending->parts[at], sending, numbers);
-    }
-    int made = ready == 1 ? run_messages(self, sending, numbers) : 0;
-    for (int k = 0; k < sending->nmessages; k++) Py_XDECREF(numbers[k]);
-    if (ready < 0) return NULL;
-    if (ready == 0) Py_RETURN_FALSE;
-    if (made == 1) Py_RETURN_TRUE;
-    PyObject* rest = made < 0 ? NULL : go_on(self, sending, timeout);
-    if (rest == NULL) self->lost = 1; /* a signal's exception may come before go_on begins */
-    return rest;
 }

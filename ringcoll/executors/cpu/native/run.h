@@ -79,19 +79,28 @@ static bool is_due(Calls* self) {
 
 /* -- a call ------------------------------------------------------------------------------------ */
 
+/* Between two polls. */
+static inline void pause_polling(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void yield_core(void) {
+    PyThreadState* thread = PyEval_SaveThread();
+    sched_yield();
+    PyEval_RestoreThread(thread);
+}
+
 /* Whether a flag has come after some polls and some yields of the core, as many as are given. */
 static bool awaited(const Calls* self, const Flag* flag, uint64_t base, int yields) {
     uint64_t wanted = base + flag->count;
     for (int k = 0; k <= self->spins; k++) {
         if (load(flag->word) >= wanted) return true;
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        pause_polling();
     }
     for (int k = 0; k < yields; k++) {
-        PyThreadState* thread = PyEval_SaveThread();
-        sched_yield();
-        PyEval_RestoreThread(thread);
+        yield_core();
         if (load(flag->word) >= wanted) return true;
     }
     return false;

@@ -8,14 +8,15 @@
  * - what it does not know, or finds in another state than that of an idle rank: it returns False
  *   before a peer has seen anything of the call;
  * - waiting: where a flag has not come after some polls it hands the call over at that row, or
- *   those of its messages that have not moved;
+ *   those of its messages that have not moved; where nobody waits for these yet, it keeps them
+ *   until a thread does so, or Python takes them over;
  * - errors: where a peer has made another call it hands over at the end.
  *
  * Numpy's own loops do the arithmetic, so that the bits are those of the rows in Python. */
 
 #include "entries.h"
+#include "exchanges.h"
 #include "match.h"
-#include "messages.h"
 #include "run.h"
 #include "tensors.h"
 #include "types.h"
@@ -151,18 +152,28 @@ static PyObject* calls_start(Calls* self, PyObject* const* given, Py_ssize_t nar
     return started;
 }
 
-/* Make the messages that have been found, where `found`, under the lock of their context. */
-static PyObject* exchange(Calls* self, Sending* sending, bool found, PyObject* timeout) {
+/* Make the messages that have been found, where `found`, under the lock of their context; with a
+ * work nobody waits for them. */
+static PyObject* exchange(Calls* self, Sending* sending, bool found, PyObject* timeout,
+                          PyObject* work) {
     int lock = sending->nparts ? sending->parts[0].exchange->context : MESSAGES;
     int taken = !found || PySet_GET_SIZE(self->owned[GROUPS]) ? 0 : take(self, lock);
     PyObject* made = taken < 0 ? NULL : Py_NewRef(Py_False);
     if (taken == 1) {
-        Py_SETREF(made, make_messages(self, sending, timeout));
+        Py_SETREF(made, make_messages(self, sending, timeout, work));
         if (give_back(self, lock) < 0) Py_CLEAR(made);
     }
     for (int at = 0; at < sending->nparts; at++) drop_exchange(sending->parts[at].exchange);
     let_go(self);
     return made;
+}
+
+/* Find and make the messages of these arguments, see below. */
+static PyObject* exchange_given(Calls* self, PyObject* const* given, PyObject* work) {
+    Sending sending;
+    sending.nparts = sending.nmessages = 0;
+    bool found = find_exchange(self, PyLong_AsLong(given[0]), given + 1, &sending);
+    return exchange(self, &sending, found, given[6], work);
 }
 
 /* (context, name, sendbuf, recvbuf, ends or counts, options, timeout or None) -> whether the
@@ -173,10 +184,32 @@ static PyObject* calls_exchange(Calls* self, PyObject* const* given, Py_ssize_t 
                         "wanted context, name, sendbuf, recvbuf, ends, a dict and a timeout");
         return NULL;
     }
-    Sending sending;
-    sending.nparts = sending.nmessages = 0;
-    bool found = find_exchange(self, PyLong_AsLong(given[0]), given + 1, &sending);
-    return exchange(self, &sending, found, given[6]);
+    return exchange_given(self, given, NULL);
+}
+
+/* The same arguments and a MessageWork -> whether messages were entered that nobody waits for. */
+static PyObject* calls_post(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
+    if (nargs != 8 || !PyLong_CheckExact(given[0]) || !PyDict_CheckExact(given[5])) {
+        PyErr_SetString(PyExc_TypeError,
+                        "wanted context, name, sendbuf, recvbuf, ends, a dict, a timeout, a work");
+        return NULL;
+    }
+    return exchange_given(self, given, given[7]);
+}
+
+/* (MessageWork, whether to wait) -> whether its messages have ended; False: Python is to wait. */
+static PyObject* calls_finish(Calls* self, PyObject* const* given, Py_ssize_t nargs) {
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "wanted a work, and whether to wait for it");
+        return NULL;
+    }
+    int ended = take(self, MESSAGES);
+    if (ended == 1) {
+        ended = await_pending(self, given[0], given[1] == Py_True);
+        if (give_back(self, MESSAGES) < 0) ended = -1;
+    }
+    let_go(self);
+    return ended < 0 ? NULL : PyBool_FromLong(ended);
 }
 
 /* (context, name, sendbuf, recvbuf, ends, options) -> the Exchange that Python keeps of messages
@@ -217,7 +250,7 @@ static PyObject* calls_exchange_group(Calls* self, PyObject* const* given, Py_ss
         found = find_exchange(self, MESSAGES, call, &sending);
         if (found) found = !sending.parts[sending.nparts - 1].exchange->later;
     }
-    return exchange(self, &sending, found, given[1]);
+    return exchange(self, &sending, found, given[1], NULL);
 }
 
 /* -- the type ---------------------------------------------------------------------------------- */
@@ -251,11 +284,12 @@ static PyObject* calls_new(PyTypeObject* type, PyObject* given, PyObject* Py_UNU
     PyObject *owned[OWNED], *contexts[CONTEXTS], *alarm, *words;
     int rank, spins, yields;
     Py_ssize_t entered, signatures[SLOTS];
-    if (!PyArg_ParseTuple(given, "OOOO!OOO!O(OO)OO!iiin(nnnn)", &owned[STATE], &owned[HOST],
+    if (!PyArg_ParseTuple(given, "OOOO!OOO!OO!(OO)OO!iiin(nnnn)", &owned[STATE], &owned[HOST],
                           &owned[FABRIC], &PySet_Type, &owned[GROUPS], &owned[RESUME], &owned[REST],
-                          &PyList_Type, &owned[NUMBERS], &owned[PROGRESS], &contexts[MESSAGES],
-                          &contexts[VECTOR], &alarm, &PyTuple_Type, &words, &rank, &spins, &yields,
-                          &entered, &signatures[0], &signatures[1], &signatures[2], &signatures[3]))
+                          &PyList_Type, &owned[NUMBERS], &owned[PROGRESS], &PyList_Type,
+                          &owned[ENTERED], &contexts[MESSAGES], &contexts[VECTOR], &alarm,
+                          &PyTuple_Type, &words, &rank, &spins, &yields, &entered, &signatures[0],
+                          &signatures[1], &signatures[2], &signatures[3]))
         return NULL;
     Calls* self = (Calls*)type->tp_alloc(type, 0); /* all zero */
     if (self == NULL) return NULL;
@@ -286,6 +320,8 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)calls_add, METH_VARARGS, "Take a call that may run here from now on."},
     {"add_exchange", (PyCFunction)calls_add_exchange, METH_VARARGS, "Take sends and receives."},
     {"exchange", (PyCFunction)(void (*)(void))calls_exchange, METH_FASTCALL, "Make them."},
+    {"post", (PyCFunction)(void (*)(void))calls_post, METH_FASTCALL, "Enter them."},
+    {"finish", (PyCFunction)(void (*)(void))calls_finish, METH_FASTCALL, "Wait for them."},
     {"known", (PyCFunction)(void (*)(void))calls_known, METH_FASTCALL, "What is kept of them."},
     {"exchange_group", (PyCFunction)(void (*)(void))calls_exchange_group, METH_FASTCALL,
      "Make those of a group."},
@@ -341,8 +377,10 @@ PyMODINIT_FUNC PyInit__small_calls(void) {
     TENSOR_NAMES(INTERN_TENSOR_NAME)
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
     PyObject* reader = PyType_FromSpec(&reader_spec);
-    if (made == NULL || type == NULL || PyModule_AddObjectRef(made, "Calls", type) < 0 ||
-        reader == NULL || PyModule_AddObjectRef(made, "TensorReader", reader) < 0 ||
+    pending_type = (PyTypeObject*)PyType_FromSpec(&pending_spec);
+    if (made == NULL || type == NULL || pending_type == NULL || reader == NULL ||
+        PyModule_AddObjectRef(made, "Calls", type) < 0 ||
+        PyModule_AddObjectRef(made, "TensorReader", reader) < 0 ||
         PyModule_AddIntMacro(made, SMALL) < 0 || PyModule_AddIntMacro(made, MOST) < 0 ||
         PyModule_AddIntMacro(made, INTERFACE) < 0)
         Py_CLEAR(made);

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 9   /* raised with every change of what Python gives */
+#define INTERFACE 10  /* raised with every change of what Python gives */
 #define BUCKETS 256   /* a power of two */
 #define SLOTS 4       /* hellos of a rank, by epoch & 3 */
 #define SMALL 16384   /* bytes of an array */
@@ -25,8 +25,8 @@
 #define INTERVAL 0.02 /* seconds between looks at who has died */
 
 /* Objects of a rank: RankState, CpuExecutor, Fabric, the set of open groups, its resume and rest,
- * the numbers of the texts that the rank keeps, and Progress. */
-enum { STATE, HOST, FABRIC, GROUPS, RESUME, REST, NUMBERS, PROGRESS, OWNED };
+ * the numbers of the texts that the rank keeps, Progress, and what is under way of messages. */
+enum { STATE, HOST, FABRIC, GROUPS, RESUME, REST, NUMBERS, PROGRESS, ENTERED, OWNED };
 
 /* Locks of a rank: of its calls, where VECTOR's messages are too, and of its messages. */
 enum { MESSAGES, VECTOR, CONTEXTS };
@@ -162,7 +162,8 @@ typedef struct {
 #define NAMES(X)                                                                                   \
     X(closed) X(inherited) X(broken) X(_worker) X(_last) X(ended) X(_failed) X(progress) X(left)   \
     X(running) X(trace) X(uncompared) X(known) X(epoch) X(entered) X(_ended) X(signature) X(timeout)  \
-    X(_held) X(_queues) X(_closing)
+    X(_held) X(_queues) X(_closing) X(_finished) X(_finish) X(_source) X(_count) X(_state)         \
+    X(_messages)
 /* clang-format on */
 
 #define DECLARE(name) static PyObject* s_##name;
