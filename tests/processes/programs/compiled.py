@@ -1,6 +1,8 @@
 """Communicators with the compiled part on some ranks, or on none, and calls that it knows."""
 
 import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,3 +93,18 @@ def warm(comm, count=10, times=6):
         x[:] = 1
         comm.all_reduce(x)
     return x
+
+
+def near_recursion_limit(call: Callable[[], str], free: int) -> str:
+    """What a call says with so many frames free, without the text behind its first colon."""
+
+    def below(frames: int) -> str:
+        return call() if frames <= 0 else below(frames - 1)
+
+    frame, depth = sys._getframe(), 0
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+    try:
+        return below(sys.getrecursionlimit() - depth - free).split(":")[0]
+    except RecursionError:
+        return "RecursionError"

@@ -3,13 +3,12 @@
 import itertools
 import os
 import signal
-import sys
 import threading
 import time
 
 import numpy as np
 
-from tests.processes.programs.compiled import Counted
+from tests.processes.programs.compiled import Counted, near_recursion_limit
 from tests.processes.programs.pending_messages import LATE, ended, looked, posted, warm
 from tests.processes.programs.setting import SHORT, die, perform
 from tests.processes.programs.verdict import error_of
@@ -55,15 +54,6 @@ def deep() -> dict:
     """Messages of a program near Python's recursion limit: none is lost without a word."""
     seen = []
 
-    def below(call, frames: int) -> str:
-        return call() if frames <= 0 else below(call, frames - 1)
-
-    def depth() -> int:
-        frame, number = sys._getframe(), 0
-        while frame is not None:
-            frame, number = frame.f_back, number + 1  # type: ignore[assignment]
-        return number
-
     for free in range(6, 36, 2):
         comm = Counted(True).comm
         warm(comm)
@@ -79,10 +69,7 @@ def deep() -> dict:
         def call(comm=comm, first=first) -> str:
             return error_of(lambda: comm.recv(first, 1, async_op=True).wait())
 
-        try:
-            said = below(call, sys.getrecursionlimit() - depth() - free).split(":")[0]
-        except RecursionError:
-            said = "RecursionError"
+        said = near_recursion_limit(call, free)
         said += ", " + error_of(comm.recv, second, 1).split(":")[0]
         seen.append(f"{said}, {first[0]:g}, {second[0]:g}")
         comm.close()

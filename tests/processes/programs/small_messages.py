@@ -6,14 +6,19 @@ As in small_calls.py ranks that have the compiled part meet ranks that do withou
 import itertools
 import os
 import signal
-import sys
 import threading
 import time
 
 import numpy as np
 
 import ringcoll
-from tests.processes.programs.compiled import Counted, fresh, is_compiled, mixed
+from tests.processes.programs.compiled import (
+    Counted,
+    fresh,
+    is_compiled,
+    mixed,
+    near_recursion_limit,
+)
 from tests.processes.programs.setting import SHORT, die, perform
 from tests.processes.programs.verdict import error_of
 
@@ -243,15 +248,6 @@ def deep() -> dict:
     """Messages of a program that is near Python's recursion limit: none is lost without a word."""
     seen = []
 
-    def below(call, frames: int) -> str:
-        return call() if frames <= 0 else below(call, frames - 1)
-
-    def depth() -> int:
-        frame, number = sys._getframe(), 0
-        while frame is not None:
-            frame, number = frame.f_back, number + 1  # type: ignore[assignment]
-        return number
-
     for free in range(5, 25, 2):
         comm = Counted(True).comm
         x, y, other = np.zeros(10, "f4"), np.zeros(10, "f4"), 1 - comm.rank
@@ -269,10 +265,7 @@ def deep() -> dict:
                 call()
             comm.close()
             continue
-        try:
-            first = below(call, sys.getrecursionlimit() - depth() - free).split(":")[0]
-        except RecursionError:
-            first = "RecursionError"
+        first = near_recursion_limit(call, free)
         second = call().split(":")[0]
         seen.append(f"{first}, {second}, {y[-1]:g}")
         comm.close()
