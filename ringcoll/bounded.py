@@ -14,7 +14,15 @@ _TIMES = 2
 def evict(cache: dict[Any, Any], most: int) -> None:
     """Make room for one more entry: drop the oldest beyond the bound."""
     while len(cache) >= most:
-        cache.pop(next(iter(cache), None), None)
+        cache.pop(_oldest(cache), None)
+
+
+def _oldest(cache: dict[Any, Any]) -> Any:
+    """The oldest key, None without any."""
+    try:
+        return next(iter(cache), None)
+    except RuntimeError:  # another thread has changed the size between the two
+        return _oldest(cache)
 
 
 class Seen:
@@ -34,7 +42,7 @@ class Seen:
         if before >= self._often:
             return True
         while not before and len(times) >= self._most:
-            times.pop(next(iter(times), number), None)
+            times.pop(_oldest(times), None)
         times[number] = before + 1
         return False
 
