@@ -62,7 +62,11 @@ class TensorCalls:
         first, second = _address(send), _address(recv)
         if first is None or second is None:
             return self._prepare(calls, None, name, send, recv, op, root)
-        key = _key_of(name, op, root, (first, send), (second, recv))
+        key = (
+            *(name, op, root, first & 7, second & 7),
+            None if send is None else (send.numel(), send.dtype),
+            None if recv is None else (recv.numel(), recv.dtype),
+        )
         found = calls.find(key, first, second)
         if found is not None:
             return found
@@ -73,15 +77,6 @@ class TensorCalls:
             shape = *key[:5], *kinds, power(max(sent, received)), sent & 7, received & 7
             found = calls.find_like(key, shape, (first, sent), (second, received))
         return found or self._prepare(calls, key, name, send, recv, op, root, shape=shape)
-
-    def found(
-        self, name: str, send: Any, recv: Any, op: str | ReduceOp | None, root: int
-    ) -> CheckedCall | None:
-        """The checked call that :meth:`find` has found or kept, of tensors that are apart."""
-        first, second = _address(send) or 0, _address(recv) or 0
-        large = name == "all_reduce" and send.nbytes >= MIN_BYTES
-        calls = self._large if large else self._calls
-        return calls.checked(_key_of(name, op, root, (first, send), (second, recv)))
 
     def find_kept(
         self, name: str, tensor: Any, op: str | ReduceOp | None, root: int
@@ -173,18 +168,6 @@ class TensorCalls:
         """Drop all cached calls."""
         self._calls.clear()
         self._large.clear()
-
-
-def _key_of(
-    name: str, op: object, root: int, sent: tuple[int, Any], received: tuple[int, Any]
-) -> tuple[object, ...]:
-    """What a call on tensors at these addresses is found by."""
-    (first, send), (second, recv) = sent, received
-    return (
-        *(name, op, root, first & 7, second & 7),
-        None if send is None else (send.numel(), send.dtype),
-        None if recv is None else (recv.numel(), recv.dtype),
-    )
 
 
 def _address(tensor: Any) -> int | None:

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given
-from ringcoll.executors.cpu.small_calls import SmallCalls
-from ringcoll.executors.cpu.tensors import tensor_reader
 from ringcoll.torch.calls import TensorCalls
 from ringcoll.torch.failures import raise_from
 from ringcoll.torch.tensors import memory
 from ringcoll.torch.work import Finished, HostWork, serve_on_this_thread
 
 __all__ = ["Host"]
-
-_NO_OPTIONS: dict[str, Any] = {}
 
 
 class Host:
@@ -33,9 +27,6 @@ class Host:
     ) -> None:
         self.comm, self._failed = comm, failed
         self._state, self._calls = comm._state, TensorCalls(comm)
-        self._engine: Any = comm._engine
-        self._small: SmallCalls | None = getattr(self._engine, "_small", None)
-        self._read = tensor_reader(torch, _nothing)
 
     # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
@@ -48,30 +39,7 @@ class Host:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors."""
-        small, arrays = self._small, self._arrays(send, recv)
-        if small is None or arrays is None:
-            self._run(self._calls.find(name, send, recv, op, root))
-            return
-        try:
-            if small.make(name, *arrays, op, root, _NO_OPTIONS, None):
-                return
-        except BaseException as error:
-            self._engine._raise(error, arrays)
-        found = self._calls.find(name, send, recv, op, root)
-        self._run(found)
-        checked = self._calls.found(name, send, recv, op, root)
-        if checked is not None and checked.taken != small.whole:
-            small.add(checked, found[0], (name, *arrays, op, root, _NO_OPTIONS))
-
-    def _arrays(self, send: Any, recv: Any) -> tuple[Any, Any] | None:
-        """Tensors as the compiled part takes them; None of those that it does not read."""
-        if self._small is None:
-            return None
-        first, second = send if send is None else self._read(send), None
-        if recv is not None:
-            second = self._read(recv)
-        missing = (first is None and send is not None) or (second is None and recv is not None)
-        return None if missing else (first, second)
+        self._run(self._calls.find(name, send, recv, op, root))
 
     def _run(self, found: tuple[Any, Given]) -> None:
         """Run a prepared call on the arrays at these addresses."""
@@ -116,7 +84,7 @@ class Host:
         try:
             state.yield_to_worker()
             with state.lock:
-                self.call(name, tensor, None, op, root)
+                self._run(self._calls.find(name, tensor, None, op, root))
         except BaseException as error:
             raise_from(self._failed(error), error)
         return Finished((tensor,))
@@ -180,7 +148,3 @@ class Host:
         if worker is not None and not worker.close(patience):
             self.comm.abort("its process ended during a call")
             worker.close()
-
-
-def _nothing(_tensor: object) -> None:
-    """Stands for Python's reader: what is not read in C is not made there."""

@@ -5,8 +5,6 @@ import pytest
 from tests.torch.world import names_of
 
 
-@pytest.mark.parametrize(
-    "name", names_of("collectives") + names_of("overloads") + names_of("small_calls")
-)
+@pytest.mark.parametrize("name", names_of("collectives") + names_of("overloads"))
 def test_on_ranks(ranks, name):
     ranks(name)
