@@ -93,6 +93,8 @@ class EnteredMessages(MessageThread):
         halves = [half for each in left for half in self._resumed(each, seconds)]
         name = left[0][-1] if len(left) == 1 else OF_A_GROUP
         work = MessageWork(self, self.state, name, len(halves))
+        if not halves:  # nothing is left that could end it
+            work._end()
         self._queue(halves, work, left)
         return work
 
@@ -136,6 +138,8 @@ class EnteredMessages(MessageThread):
         queues = {(m.half.call.peer, m.half.sends): deque([m]) for m in posted}
         self._pending += len(posted)
         if entered.queue(self.entered, self._queues, queues, number):
+            if not halves:
+                entered.work._end()
             self._settle()
             return
         self._pending -= len(posted)
