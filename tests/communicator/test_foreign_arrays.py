@@ -17,6 +17,7 @@ import pytest
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError
 from ringcoll.arguments.host_arrays import HostArrays
+from ringcoll.executors.cpu.tensors import tensor_reader
 
 
 class Interface:
@@ -126,13 +127,14 @@ def test_a_call_under_way_keeps_the_memory_of_its_tensor(kind):
     assert ringcoll.spawn(work, 2, device="cpu", timeout=20) == [True, True]
 
 
-def test_a_view_keeps_the_memory_and_lets_it_go():
+@pytest.mark.parametrize("fast", [None, tensor_reader])
+def test_a_view_keeps_the_memory_and_lets_it_go(fast):
     torch = pytest.importorskip("torch")
     tensor = torch.arange(4.0)
     ended: list[bool] = []
     storage = tensor.untyped_storage()
     weakref.finalize(storage, ended.append, True)
-    view = HostArrays().view(tensor)
+    view = HostArrays(fast).view(tensor)
     del tensor, storage
     gc.collect()
     assert ended == [] and view.tolist() == [0, 1, 2, 3]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 
@@ -84,20 +81,6 @@ def test_what_is_left_is_read_by_python(arrays, left):
         assert left.pop() is tensor, why
     assert arrays.view(shrunk[:3]).tolist() == [1] * 3 and left == []
     assert HostArrays(tensor_reader).view(torch.ones(2).to(torch.complex64)).tolist() == [1, 1]
-
-
-def test_a_view_keeps_the_memory_and_lets_it_go(arrays):
-    tensor = torch.arange(4.0)
-    ended: list[bool] = []
-    storage = tensor.untyped_storage()
-    weakref.finalize(storage, ended.append, True)
-    view = arrays.view(tensor)
-    del tensor, storage
-    gc.collect()
-    assert ended == [] and view.tolist() == [0, 1, 2, 3]
-    del view
-    gc.collect()
-    assert ended == [True]
 
 
 def test_no_other_table_is_taken(arrays):
